@@ -1,0 +1,81 @@
+"""Reading and writing files without surprises: no pickles, nothing half written. Free of jax."""
+
+import contextlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from meanfield._checks import MeanfieldError
+
+_READABLE = "a .npy, .npz or .csv file of numbers, without pickled objects"
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path`` that replaces it only if the block succeeds."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    except OSError as error:
+        raise MeanfieldError(
+            f"{path} cannot be written ({error.strerror or error})",
+            "a writable place",
+            "choose another one or free some space",
+        ) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes private files; results are to be shared
+        os.replace(temporary, path)
+    except OSError as error:
+        raise MeanfieldError(
+            f"{path} could not be written ({error.strerror or error})",
+            "a writable place with free space",
+            "choose another one or free some space",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of a .npz file by name (of a .npy file: under the name "points").
+
+    Raises: `MeanfieldError` if the file is missing, damaged or needs pickles.
+    """
+    path = Path(path)
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"points": loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except FileNotFoundError:
+        raise MeanfieldError(f"{path} does not exist", _READABLE, "check the path") from None
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile) as error:
+        if "pickle" in str(error).lower():
+            raise MeanfieldError(
+                f"{path} holds pickled objects or is no numpy file, and pickles are refused",
+                _READABLE,
+                "save plain numeric arrays with numpy.save or numpy.savez",
+            ) from None
+        raise MeanfieldError(
+            f"{path} cannot be read ({error})", _READABLE, "save it again with numpy"
+        ) from None
+    except Exception as error:  # zlib.error and friends: hostile bytes end in one line, not a trace
+        raise MeanfieldError(
+            f"{path} is damaged ({type(error).__name__}: {error})", _READABLE, "save it again"
+        ) from None
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a .npz file of named arrays, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as handle:
+        np.savez(handle, allow_pickle=False, **{name: np.asarray(a) for name, a in arrays.items()})
