@@ -1,0 +1,63 @@
+# `make demo` and `make test` are all a newcomer needs: each makes .venv and installs what it needs.
+# PYTHON=... chooses the interpreter (3.11 or newer) that .venv is made from.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+OUT ?= results
+PYTEST_ARGS ?=
+
+# One thread for each test process and for the demo's solves: two cores are enough.
+TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+# What `make demo` runs, in this order. With `figures` they are the first pictures.
+DEMO_EXPERIMENTS = digits_training
+DEMO_PRESET = smoke
+
+.PHONY: demo test lint bench lock clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.demo
+	$(BIN)/meanfield doctor
+	for name in $(DEMO_EXPERIMENTS); do \
+		$(BIN)/meanfield run $$name --preset $(DEMO_PRESET) --out $(OUT)/$$name || exit $$?; done
+	$(BIN)/meanfield figures --results $(OUT) --out $(OUT)/figures
+
+test: .venv/.test
+	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: .venv/.test
+	$(BIN)/python -m pip install -q -r experiments/bench/requirements.txt
+	$(BIN)/meanfield bench
+
+# One file for Python 3.11, 3.12 and 3.13: the versions differ by environment markers.
+lock: .venv/.test
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras \
+		--strip-extras --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		--upgrade -q -o requirements.lock
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "no Python found; expected Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old; expected Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
+	"$(PYTHON)" -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml requirements.lock
+	$(BIN)/python -m pip install -q -e '.[data]' -c requirements.lock
+	touch $@
+
+.venv/.test: .venv/bin/python pyproject.toml requirements.lock
+	$(BIN)/python -m pip install -q -e '.[data,dev]' -c requirements.lock
+	touch $@ .venv/.demo
