@@ -322,7 +322,7 @@ def class_anchors(num_classes: int, dim: int) -> np.ndarray:
 
     K <= d + 1: a regular simplex (all cosines -1/(K-1)). d + 1 < K <= 2d: a union of K - d regular
     simplices of balanced sizes in orthogonal subspaces (largest cosine 0). Both are optimal, by
-    Rankin's bound. K > 2d: the regular polygon for d = 2, else the best of 16 local minima of
+    Rankin's bound. K > 2d: the regular polygon for d = 2, else the best of 8 local minima of
     ``sum_{a<b} |x_a - x_b|^{-48}``, close to the best packing but without a claim. An image is
     counted as the class whose anchor is nearest to its query's final position.
 
@@ -370,7 +370,7 @@ def _polygon(size: int) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def _repelled(size: int, dim: int, *, exponent: int = 48, num_starts: int = 16) -> np.ndarray:
+def _repelled(size: int, dim: int, *, exponent: int = 48, num_starts: int = 8) -> np.ndarray:
     """The best of several local minima of a steep Riesz energy, from fixed random starts."""
     above = np.triu_indices(size, 1)
 
@@ -387,17 +387,14 @@ def _repelled(size: int, dim: int, *, exponent: int = 48, num_starts: int = 16) 
         slope -= (slope * unit).sum(axis=1, keepdims=True) * unit
         return float(total), (slope / norms).ravel()
 
-    best, smallest = None, np.inf
+    codes = []
     for start in np.random.default_rng(0).standard_normal((num_starts, size * dim)):
         found = scipy.optimize.minimize(
             energy, start, jac=True, method="L-BFGS-B", options={"maxiter": 300}
         )
         raw = found.x.reshape(size, dim)
-        unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
-        largest_cosine = (unit @ unit.T)[above].max()
-        if largest_cosine < smallest - 1e-9:
-            best, smallest = unit, largest_cosine
-    return best
+        codes.append(raw / np.linalg.norm(raw, axis=1, keepdims=True))
+    return min(codes, key=lambda code: (code @ code.T)[above].max())
 
 
 def nearest_anchor(finals: Any, anchors: Any) -> np.ndarray:
