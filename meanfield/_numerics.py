@@ -43,21 +43,17 @@ def _split(tree: Any, chunk: int) -> tuple[Any, Any, int]:
     return body, rest, num_items - cut
 
 
-def chunked_sum_and_map(function: Callable[[Any], tuple[Any, Any]], items: Any, chunk: int) -> Any:
-    """``(sum_j first_j, [second_j])`` for ``first_j, second_j = function(items_j)``.
+def in_chunks(on_chunk: Callable[[Any], tuple[Any, Any]], items: Any, chunk: int) -> Any:
+    """``(sum of firsts, joined seconds)`` for ``first, second = on_chunk(some items)``.
 
-    The items run along the leading axis of the pytree ``items``, ``chunk`` at a time: vmapped
-    inside a chunk, scanned over chunks. Either part of the result may be an empty tuple.
+    The items run along the leading axis of the pytree ``items``; ``on_chunk`` gets ``chunk`` of
+    them at a time (fewer the last time) and is scanned over the chunks. ``second`` keeps the item
+    axis in front. Either part of the result may be an empty tuple.
     """
-
-    def on_chunk(some: Any) -> tuple[Any, Any]:
-        first, second = jax.vmap(function)(some)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), first), second
-
     body, rest, num_rest = _split(items, chunk)
     num_chunks = jax.tree.leaves(body)[0].shape[0]
     if num_chunks == 1 and num_rest == 0:
-        return on_chunk(jax.tree.map(lambda leaf: leaf[0], body))
+        return on_chunk(items)
 
     def step(total: Any, some: Any) -> tuple[Any, Any]:
         first, second = on_chunk(some)
@@ -72,3 +68,13 @@ def chunked_sum_and_map(function: Callable[[Any], tuple[Any, Any]], items: Any, 
         total = jax.tree.map(jnp.add, total, first)
         mapped = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mapped, second)
     return total, mapped
+
+
+def chunked_sum_and_map(function: Callable[[Any], tuple[Any, Any]], items: Any, chunk: int) -> Any:
+    """``(sum_j first_j, [second_j])`` for ``first_j, second_j = function(items_j)``, in chunks."""
+
+    def on_chunk(some: Any) -> tuple[Any, Any]:
+        first, second = jax.vmap(function)(some)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), first), second
+
+    return in_chunks(on_chunk, items, chunk)

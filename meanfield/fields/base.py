@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meanfield._checks import require
 from meanfield._numerics import PAIR_BUDGET, chunk_size, chunked_sum_and_map
@@ -66,7 +67,7 @@ class AbstractField(eqx.Module):
 
 def _uniform_log_weights(particles: Particles) -> Array:
     leaf = jax.tree.leaves(particles)[0]
-    return jnp.full(leaf.shape[0], -jnp.log(leaf.shape[0]), leaf.dtype)
+    return jnp.full(leaf.shape[0], -np.log(leaf.shape[0]), leaf.dtype)
 
 
 def _particle_chunk(particles: Particles, x: PyTree, mu: TokenMeasure, budget: int) -> int:
