@@ -20,7 +20,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent
+        )
     except OSError as error:
         raise MeanfieldError(
             f"{path} cannot be written ({error.strerror or error})",
@@ -77,5 +79,8 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a .npz file of named arrays, whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as handle:
-        np.savez(handle, allow_pickle=False, **{name: np.asarray(a) for name, a in arrays.items()})
+    # Not numpy.savez: its own parameters "file" and "allow_pickle" are names an array may have.
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as handle:
+                np.lib.format.write_array(handle, np.asarray(values), allow_pickle=False)
