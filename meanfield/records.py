@@ -77,8 +77,8 @@ def _short(value: Any) -> str:
 
 
 def overall_verdict(claims: Iterable[Claim]) -> str:
-    """The worst verdict: one refuted claim refutes the run, one undecided leaves it undecided."""
-    verdicts = {claim.verdict for claim in claims}
+    """The worst verdict; a run without claims has decided nothing."""
+    verdicts = {claim.verdict for claim in claims} or {UNDECIDED}
     return next((v for v in (INCONSISTENT, UNDECIDED) if v in verdicts), CONSISTENT)
 
 
@@ -252,7 +252,7 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """ "running", "interrupted", "failed" or "finished"."""
+        """One of `STATUSES`: running, interrupted, failed, finished."""
         return self._manifest["status"]
 
     @property

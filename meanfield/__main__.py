@@ -1,0 +1,89 @@
+"""The command line: ``meanfield COMMAND ...`` or ``python -m meanfield COMMAND ...``.
+
+Exit codes: 0 done; 1 a claim does not hold; 2 bad input, or a run that cannot go on: one line that
+says what was given, what is expected, and the mend; 3 undecided; 130 interrupted, resumable.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import meanfield
+from meanfield._checks import MeanfieldError
+
+# command: (module in meanfield._commands, what it does)
+COMMANDS = {
+    "doctor": ("doctor", "versions, devices, precision, the XLA check, free memory"),
+    "list": ("listing", "experiments and figures, a line each with claim and cost"),
+    "run": ("run", "run an experiment: NAME, all, or a file of your own"),
+    "flow": ("flow", "push a cloud of tokens through, store path and picture"),
+    "gradient": ("gradient", "risk, momenta and conditional Wasserstein gradient of a problem"),
+    "figures": ("figures", "draw the figures from stored results"),
+}
+
+
+def usage() -> str:
+    """The text of ``meanfield --help``."""
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"meanfield {meanfield.__version__}: a mean-field simulator for transformers",
+            "",
+            "usage: meanfield COMMAND [flags]; meanfield COMMAND --help shows its flags",
+            "",
+            *lines,
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Nothing that a user gives ends in a traceback."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        print(f"meanfield {meanfield.__version__}")
+        return 0
+    try:
+        if args[0] not in COMMANDS:
+            raise MeanfieldError(
+                f"the command {args[0]!r}", f"one of {', '.join(COMMANDS)}", "see: meanfield --help"
+            )
+        module = importlib.import_module(f"meanfield._commands.{COMMANDS[args[0]][0]}")
+        code = module.command(args[1:])
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `meanfield list | head` is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MeanfieldError as error:
+        print(f"meanfield {args[0]}: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error):
+            text = " ".join(str(error).split())[:200] or "out of memory"
+            mend = "expected memory and files that can be used; free some, or ask for less"
+            print(f"meanfield {args[0]}: {text}; {mend}", file=sys.stderr)
+            return 2
+        # A defect, here or in an experiment's own file: its author needs all of it.
+        traceback.print_exc()
+        print(f"meanfield {args[0]}: stopped by {type(error).__name__}", file=sys.stderr)
+        return 2
+
+
+def run_file(file: str | Path) -> None:
+    """Run an experiment's own file as ``meanfield run FILE`` would, with this process's flags."""
+    sys.exit(main(["run", str(file), *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

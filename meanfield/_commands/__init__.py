@@ -1,0 +1,1 @@
+"""The commands behind ``meanfield``: one module each, jax imported only where it is needed."""
