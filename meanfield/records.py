@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from meanfield import __version__
 from meanfield._checks import MeanfieldError, require
 from meanfield._files import read_arrays, replacing, write_arrays
 
@@ -33,7 +34,7 @@ MANIFEST = "manifest.json"
 STATUSES = ("running", "interrupted", "failed", "finished")
 CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
-_PACKAGES = ("meanfield", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy")
+_PACKAGES = ("jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,7 +365,7 @@ def find_runs(folder: str | Path) -> list[RunDirectory]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "meanfield": __version__}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -45,6 +45,8 @@ def particles_from(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[Any, A
 
     Raises: `MeanfieldError` on missing names, wrong shapes or non-finite numbers.
     """
+    import jax.numpy as jnp
+
     from meanfield.fields import AttentionAV, AttentionQKV, SoftmaxAttention
     from meanfield.measures import DepthGrid, ParameterMeasure
 
@@ -88,7 +90,8 @@ def particles_from(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[Any, A
             else DepthGrid.uniform(value[0], dtype=np.float64)
         )
         particle = AttentionAV if is_av else AttentionQKV
-        return field, ParameterMeasure(particle(**leaves), grid)
+        heads = particle(**{name: jnp.asarray(values) for name, values in leaves.items()})
+        return field, ParameterMeasure(heads, grid)
     except MeanfieldError as error:
         raise MeanfieldError(f"{path}: {error.given}", error.expected, error.mend) from None
 

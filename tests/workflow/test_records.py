@@ -1,0 +1,228 @@
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meanfield as mf
+from meanfield.records import find_runs, load_checkpoint, overall_verdict, save_checkpoint, to_json
+
+CLAIM = mf.Claim("slope", -0.5, -0.502, (-0.53, -0.47), "consistent")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return mf.RunDirectory.create(
+        tmp_path / "deep" / "run", name="small", configuration={"size": 3}, seeds={"seed": 7}
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i8", "u1", "?", "c16", "U3"])
+def test_arrays_return_bit_for_bit(run, dtype):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    run.save(
+        "arrays", values=values, file=values[0], allow_pickle=values[:, 0], scalar=values[0, 0]
+    )
+    found = run.load("arrays")
+    assert found["values"].dtype == values.dtype
+    assert found["values"].tobytes() == values.tobytes()
+    assert found["scalar"].shape == ()
+    assert set(found) == {"values", "file", "allow_pickle", "scalar"}
+
+
+def test_checkpoint_keeps_every_bit(tmp_path):
+    odd = np.array([np.nan, -0.0, np.inf, 5e-324, np.frombuffer(b"\x01" * 8)[0]])
+    save_checkpoint(tmp_path / "c.npz", {"odd": odd, "key": np.array([1, 2], np.uint32)})
+    found = load_checkpoint(tmp_path / "c.npz")
+    assert found["odd"].tobytes() == odd.tobytes()
+    assert found["key"].dtype == np.uint32
+
+
+def test_checkpoint_of_a_run_is_replaced(run):
+    assert run.load_checkpoint("loop") is None
+    for step in range(3):
+        run.save_checkpoint("loop", step=step)
+    assert run.load_checkpoint("loop")["step"] == 2
+
+
+def test_cell_is_computed_once(run):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return {"value": np.array([1 / 3])}
+
+    first = run.cached("M=4,replicate=0", compute)
+    again = mf.RunDirectory.resume(run.path).cached("M=4,replicate=0", compute)
+    run.cached("M=8,replicate=0", compute)
+    assert len(calls) == 2
+    assert first["value"].tobytes() == again["value"].tobytes() == np.array([1 / 3]).tobytes()
+
+
+def test_manifest_tells_what_decided_the_result(run):
+    run.finish([CLAIM])
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert manifest == mf.RunDirectory.open(run.path).manifest
+    assert manifest["configuration"] == {"size": 3}
+    assert manifest["seeds"] == {"seed": 7}
+    assert manifest["status"] == "finished"
+    assert {"python", "jax", "numpy", "meanfield"} <= set(manifest["versions"])
+    assert "cpu" in manifest["device"]
+    assert manifest["seconds"] >= 0
+    assert mf.RunDirectory.open(run.path).claims == [CLAIM]
+
+
+def test_finished_run_is_never_written_to_again(run):
+    run.save("arrays", values=[1.0])
+    run.finish([CLAIM])
+    before = {file: Path(file).read_bytes() for file in run.files}
+    again = mf.RunDirectory.open(run.path)
+    for write in (
+        lambda: again.save("arrays", values=[2.0]),
+        lambda: again.cached("cell", lambda: {"values": np.ones(1)}),
+        lambda: again.save_checkpoint("loop", step=1),
+        lambda: again.finish([]),
+        lambda: again.abandon("failed"),
+        lambda: mf.RunDirectory.resume(run.path),
+        lambda: mf.RunDirectory.create(run.path, name="other", configuration={}),
+    ):
+        with pytest.raises(mf.MeanfieldError, match="finished"):
+            write()
+    assert {file: Path(file).read_bytes() for file in run.files} == before
+
+
+def test_unfinished_run_asks_to_be_resumed(run):
+    run.abandon("interrupted")
+    with pytest.raises(mf.MeanfieldError, match=r"interrupted.*add --resume"):
+        mf.RunDirectory.create(run.path, name="small", configuration={})
+    assert mf.RunDirectory.resume(run.path).status == "running"
+
+
+def test_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(mf.MeanfieldError, match="holds other files"):
+        mf.RunDirectory.create(tmp_path, name="small", configuration={})
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    limit: float
+    path: Path
+    sizes: tuple[int, ...]
+
+
+def test_json_is_strict():
+    settings = Settings(float("inf"), Path("a/b"), (1, 2))
+    text = to_json({"s": settings, "a": np.array([1.5, np.nan]), "n": np.int64(3), "b": True})
+    found = json.loads(text, parse_constant=lambda token: pytest.fail(f"{token} is no JSON"))
+    assert found == {
+        "s": {"limit": "inf", "path": "a/b", "sizes": [1, 2]},
+        "a": [1.5, "nan"],
+        "n": 3,
+        "b": True,
+    }
+    with pytest.raises(mf.MeanfieldError, match="function"):
+        to_json({"f": lambda: 0})
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 300, "a.npz", "a\nb"])
+def test_names_stay_inside_the_folder(run, name):
+    for use in (run.load, lambda n: run.save(n, a=1), lambda n: run.cached(n, dict)):
+        with pytest.raises(mf.MeanfieldError, match="name"):
+            use(name)
+
+
+def test_objects_are_refused(run):
+    for value in ([{"a": 1}], [None], object()):
+        with pytest.raises(mf.MeanfieldError, match="expected numbers"):
+            run.save("arrays", values=np.array(value, dtype=object))
+    assert not list(run.path.glob("*.npz"))
+
+
+def test_missing_arrays_name_those_that_exist(run):
+    run.save("errors", values=[1.0])
+    with pytest.raises(mf.MeanfieldError, match=r"no arrays named 'error'.*\['errors'\]"):
+        run.load("error")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"null",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"name": "x", "status": "done", "configuration": {}, "claims": [], "seconds": 1}',
+        b'{"name": 3, "status": "finished", "configuration": {}, "claims": [], "seconds": 1}',
+        b'{"name": "x", "status": "finished", "configuration": {}, "claims": [1], "seconds": 1}',
+        b'{"name": "x", "status": "finished", "configuration": {}, "claims": [], "seconds": "1"}',
+    ],
+)
+def test_damaged_manifest_is_one_line(tmp_path, content):
+    (tmp_path / "manifest.json").write_bytes(content)
+    for read in (mf.RunDirectory.open, mf.RunDirectory.resume):
+        with pytest.raises(mf.MeanfieldError, match=r"manifest.json is damaged") as caught:
+            read(tmp_path)
+        assert "\n" not in str(caught.value)
+    assert find_runs(tmp_path) == []
+
+
+def test_missing_run_is_one_line(tmp_path):
+    with pytest.raises(mf.MeanfieldError, match="holds no manifest.json"):
+        mf.RunDirectory.open(tmp_path / "nowhere")
+
+
+def test_truncated_arrays_are_one_line(run):
+    path = run.save("arrays", values=np.arange(1000.0))
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(mf.MeanfieldError, match="arrays.npz") as caught:
+        run.load("arrays")
+    assert "\n" not in str(caught.value)
+
+
+def test_failed_write_leaves_the_old_file_and_nothing_else(run, monkeypatch):
+    run.save("arrays", values=[1.0])
+    before = set(run.path.iterdir())
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(mf.MeanfieldError, match="No space left on device"):
+        run.save("arrays", values=[2.0])
+    assert set(run.path.iterdir()) == before
+    assert run.load("arrays")["values"] == [1.0]
+
+
+def test_runs_are_found_oldest_first(tmp_path):
+    for number in range(3):
+        run = mf.RunDirectory.create(tmp_path / f"r{number}", name="small", configuration={})
+        run._manifest["started"] = f"2026-01-0{3 - number}"
+        run.finish([CLAIM])
+    assert [run.path.name for run in find_runs(tmp_path)] == ["r2", "r1", "r0"]
+
+
+def test_claim_reads_as_a_sentence():
+    assert CLAIM.sentence() == "slope -0.502 [-0.53, -0.47], expected -0.5: consistent"
+    with pytest.raises(mf.MeanfieldError, match="verdict is 'fine'"):
+        mf.Claim("slope", -0.5, -0.5, None, "fine")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([], "undecided"),
+        (["consistent"], "consistent"),
+        (["consistent", "undecided"], "undecided"),
+        (["undecided", "inconsistent", "consistent"], "inconsistent"),
+    ],
+)
+def test_worst_verdict_decides(verdicts, expected):
+    claims = [mf.Claim("q", 0.0, 0.0, None, verdict) for verdict in verdicts]
+    assert overall_verdict(claims) == expected

@@ -1,0 +1,63 @@
+import jax
+import jaxlib
+import numpy as np
+import pytest
+
+import meanfield as mf
+from meanfield import _runtime
+from tests.workflow.command_line import call
+
+
+@pytest.fixture
+def fresh_guard():
+    _runtime.guard_runtime.cache_clear()
+    yield
+    _runtime.guard_runtime.cache_clear()
+
+
+def small_solve():
+    field = mf.SoftmaxAttention("av")
+    particles = mf.AttentionAV(jax.numpy.zeros((1, 1, 2, 2)), jax.numpy.zeros((1, 1, 2, 2)))
+    rho = mf.ParameterMeasure(particles, mf.DepthGrid.uniform(1))
+    return mf.solve_flow(field, rho, mf.TokenMeasure(np.eye(2)))
+
+
+@pytest.mark.parametrize("package", [jax, jaxlib])
+def test_first_solve_refuses_a_known_bad_version(package, monkeypatch, fresh_guard):
+    small_solve()
+    _runtime.guard_runtime.cache_clear()
+    monkeypatch.setattr(package, "__version__", "0.10.2")
+    with pytest.raises(mf.MeanfieldError, match=r"0\.10\.2.*pip install 'jax>=0\.10,!=0\.10\.2"):
+        small_solve()
+
+
+def test_doctor_names_the_mend(monkeypatch, fresh_guard):
+    monkeypatch.setattr(jaxlib, "__version__", "0.11.1")
+    code, out, _ = call("doctor")
+    assert code == 2
+    assert "mend       jaxlib 0.11.1" in out
+    assert "pip install 'jax>=0.10,!=0.10.2,!=0.11.*'" in out
+
+
+def test_doctor_finds_this_installation_well(fresh_guard):
+    code, out, err = call("doctor")
+    assert (code, err) == (0, "")
+    for word in ("versions", "devices", "precision", "XLA check", "memory", "all is well"):
+        assert word in out
+
+
+# n between 16385 and 32769 is where jax 0.10.2 goes wrong; the neighbours are controls.
+@pytest.mark.parametrize("num_points", [1000, 16384, 16385, 20000, 32769, 40000])
+def test_compiled_kernel_equals_numpy(num_points):
+    assert _runtime.compiled_kernel_error(num_points) < 1e-12
+
+
+def test_control_a_wrong_compiler_is_noticed(monkeypatch, fresh_guard):
+    def miscompile(function):
+        return lambda x: jax.vmap(lambda one: (one**2).sum())(x)
+
+    monkeypatch.setattr(jax, "jit", miscompile)
+    assert _runtime.compiled_kernel_error() > 0.1
+    code, out, _ = call("doctor")
+    assert code == 2
+    assert "WRONG" in out
