@@ -148,7 +148,7 @@ def _discrete_cell(
     return q, gradients
 
 
-def _backward(
+def transport_momenta(
     field: AbstractField,
     rho: ParameterMeasure,
     mu: TokenMeasure,
@@ -158,7 +158,11 @@ def _backward(
     scheme: AbstractScheme,
     budget: int,
 ) -> tuple[Particles, PyTree]:
-    """Traced core: reverse scan over cells; gradient ``[L, M, ...]``, momenta ``[L+1, N, n, d]``."""
+    """Traced core: terminal momenta carried back through all cells by a reverse scan.
+
+    Returns the conditional gradient, leaves ``[L, M, ...]`` (summed over contexts), and the momenta
+    ``[L+1, N, n, d]``; ``path`` are the forward nodes, same shape.
+    """
     backward_scheme = method.backward_scheme(scheme)
     discrete = isinstance(method, DiscreteAdjoint)
     linear = rho.interpolation == "linear"
@@ -259,7 +263,7 @@ def gradient_core(
         (path, _), okay = forward(field, rho, mu, None, scheme, keep="path", budget=budget)
         last = jax.tree.map(lambda leaf: leaf[-1], path)
         value, terminal = _terminal(objective, some, last, batch.num_contexts)
-        gradient, momenta = _backward(field, rho, mu, path, terminal, method, scheme, budget)
+        gradient, momenta = transport_momenta(field, rho, mu, path, terminal, method, scheme, budget)
         moved = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (momenta, path))
         return (value, gradient, jnp.where(okay, 0, 1)), moved
 
