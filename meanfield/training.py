@@ -480,7 +480,7 @@ def _restore(
     moving = jax.tree.unflatten(tree, [jnp.asarray(a) for a in stored])
     names = [name.removeprefix("rows.") for name in arrays if name.startswith("rows.")]
     count = len(arrays[f"rows.{names[0]}"])
-    rows = [{name: arrays[f"rows.{name}"][i] for name in names} for i in range(count)]
+    rows = [{n: np.asarray(arrays[f"rows.{n}"][i]) for n in names} for i in range(count)]
     return _with_moving(state, moving), rows
 
 

@@ -7,7 +7,6 @@ one line that every bad input gets.
 import contextlib
 import io
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
@@ -19,7 +18,6 @@ from meanfield._checks import MeanfieldError
 
 SchemeName = Literal["euler", "heun", "rk4", "adaptive"]
 _T = TypeVar("_T")
-_RULE = re.compile(r"^[─╭╰╮╯-]{5,}")
 
 
 def parse(kind: Any, args: Sequence[str], *, prog: str, default: Any = None) -> Any:
@@ -63,15 +61,13 @@ def _wide() -> Iterator[None]:
 
 def _first_sentence(box: str) -> str:
     """The message inside tyro's box: the lines between its title and the first rule."""
-    lines = [line.strip("│ \t") for line in box.splitlines()]
     message: list[str] = []
-    for line in lines:
-        if _RULE.match(line):
-            if message:
-                break
-            continue
-        if line:
-            message.append(line)
+    for line in box.splitlines():
+        text = line.strip("│ \t")
+        if text.startswith("──") and message:
+            break
+        if text and text[0] not in "╭╰─":
+            message.append(text)
     return " ".join(message).rstrip(".") or "wrong flags"
 
 

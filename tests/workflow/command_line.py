@@ -68,7 +68,7 @@ def run(parameters, directory, progress):
         return 0.0
 
     state = mf.init_training(
-        field, rho, mf.SquaredLoss(), batch, stepper=mf.AdaptiveStep(initial=0.1, tolerance=1e-3)
+        field, rho, mf.SquaredLoss(), batch, stepper=mf.AdaptiveStep(initial=0.1, tolerance=0.1)
     )
     history = mf.run_training(
         state, parameters.num_steps, directory=directory, observers={"tick": observe}
@@ -79,6 +79,53 @@ def run(parameters, directory, progress):
     ratio = float(risk[-1] / risk[0])
     verdict = "consistent" if ratio < parameters.bound else "inconsistent"
     return [mf.Claim("risk ratio", f"below {parameters.bound:g}", ratio, None, verdict)]
+
+
+if __name__ == "__main__":
+    from meanfield.__main__ import run_file
+
+    run_file(__file__)
+'''
+
+
+# An experiment that needs no solver and so starts fast.
+LIGHT_EXPERIMENT = '''"""A light experiment for the tests."""
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanfield as mf
+
+CLAIM = "a mean is close to its expectation"
+COST = "nothing"
+FIGURE = "light_picture"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What it is made of."""
+
+    size: int = 100
+    """Draws."""
+    bound: float = 1.0
+    """Largest error."""
+    seed: int = 0
+    """Seed."""
+
+
+def run(parameters, directory, progress):
+    draws = np.random.default_rng(parameters.seed).normal(size=(10, parameters.size))
+    means = []
+    for number, row in enumerate(draws):
+        time.sleep(float(os.environ.get("LIGHT_PAUSE", "0")))
+        cell = lambda row=row: {"mean": row.mean()}
+        means.append(directory.cached(f"row={number}", cell)["mean"])
+    directory.save("means", means=means)
+    error = float(np.max(np.abs(means)))
+    verdict = "consistent" if error < parameters.bound else "inconsistent"
+    return [mf.Claim("largest error", f"below {parameters.bound:g}", error, None, verdict)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,300 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meanfield as mf
+from tests.workflow.command_line import call, environment, process, refused
+
+QUICK = ("--num-steps", 2, "--sizes", 2, 3)
+
+
+def load(folder: str | Path) -> dict[str, np.ndarray]:
+    return mf.RunDirectory.open(folder).load("result")
+
+
+def test_run_stores_and_reports(small):
+    code, out, err = call("run", "small.py", *QUICK)
+    assert (code, err) == (0, "")
+    assert "small: consistent" in out
+    assert "risk ratio 0." in out
+    run = mf.RunDirectory.open("results/small")
+    assert run.status == "finished"
+    assert run.configuration["parameters"]["sizes"] == [2, 3]
+    assert run.manifest["seeds"] == {"seed": 3}
+    assert all(file in out for file in run.files)
+
+
+def test_json_is_one_object_with_the_names_of_the_contract(small):
+    code, out, err = call("run", "small.py", *QUICK, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert set(found) == {"name", "preset", "verdict", "claims", "seconds", "files"}
+    assert (found["name"], found["preset"], found["verdict"]) == ("small", None, "consistent")
+    assert set(found["claims"][0]) == {"quantity", "expected", "measured", "interval", "verdict"}
+    assert 0 < found["claims"][0]["measured"] < 1
+    assert found["seconds"] > 0
+    assert all(Path(file).is_file() for file in found["files"])
+
+
+def test_check_turns_the_verdict_into_the_exit_code(small):
+    assert call("run", "small.py", *QUICK, "--check")[0] == 0
+    assert call("run", "small.py", *QUICK, "--bound", 1e-9)[0] == 0
+    code, out, _ = call("run", "small.py", *QUICK, "--bound", 1e-9, "--check")
+    assert code == 1
+    assert "inconsistent" in out
+    small.write_text(small.read_text().replace('"inconsistent"', '"undecided"'))
+    assert call("run", "small.py", *QUICK, "--bound", 1e-9, "--check")[0] == 3
+
+
+def test_default_folder_is_never_reused(small):
+    for _ in range(3):
+        call("run", "small.py", *QUICK)
+    assert sorted(p.name for p in Path("results").iterdir()) == ["small", "small-2", "small-3"]
+    first, last = load("results/small"), load("results/small-3")
+    assert all(first[name].tobytes() == last[name].tobytes() for name in first)
+
+
+def test_named_folder_is_never_overwritten(small):
+    call("run", "small.py", *QUICK, "--out", "mine")
+    before = {p: p.read_bytes() for p in Path("mine").rglob("*") if p.is_file()}
+    assert "holds a run already" in refused("run", "small.py", *QUICK, "--out", "mine")
+    assert "holds other files" in refused("run", "small.py", *QUICK, "--out", ".")
+    assert {p: p.read_bytes() for p in Path("mine").rglob("*") if p.is_file()} == before
+
+
+def test_preset_sets_parameters_and_flags_overrule_it(small):
+    Path("presets").mkdir()
+    Path("presets/smoke.toml").write_text("[small]\nnum_steps = 2\nsizes = [3]\nbound = 1\n")
+    call("run", "small.py", "--preset", "smoke", "--sizes", 2, 5)
+    stored = mf.RunDirectory.open("results/small").configuration
+    assert stored["preset"] == "smoke"
+    assert stored["parameters"] == {"num_steps": 2, "sizes": [2, 5], "bound": 1.0, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("[other]\n", "no table [small]"),
+        ("[small]\nstep = 2\n", "sets step"),
+        ("[small]\nnum_steps = 'two'\n", "num_steps is 'two'"),
+        ("[small]\nnum_steps = 2.5\n", "num_steps is 2.5"),
+        ("[small]\nsizes = 3\n", "sizes is 3"),
+        ("[small\n", "is damaged"),
+        (None, "there is no"),
+    ],
+)
+def test_wrong_preset_is_one_line(small, table, words):
+    if table is not None:
+        Path("presets").mkdir()
+        Path("presets/paper.toml").write_text(table)
+    assert words in refused("run", "small.py", "--preset", "paper")
+    assert not Path("results").exists()
+
+
+def test_interrupted_and_resumed_run_is_bit_exact(small, monkeypatch):
+    call("run", "small.py", "--out", "whole")
+    line = ["run", "small.py", "--out", "cut"]
+    # Stopped in the sweep, at the training's start, and twice in its middle.
+    for steps in (1, 2, 4, 2):
+        monkeypatch.setenv("SMALL_STEPS", str(steps))
+        code, out, err = call(*line)
+        assert (code, out) == (130, ""), err
+        assert err == "interrupted; go on with: meanfield run small.py --resume cut\n"
+        assert mf.RunDirectory.open("cut").status == "interrupted"
+        line = ["run", "small.py", "--resume", "cut"]
+    monkeypatch.delenv("SMALL_STEPS")
+    assert call(*line)[0] == 0
+    whole, cut = load("whole"), load("cut")
+    assert set(whole) == {"rows", "A", "V", "risk", "time"}
+    for name in whole:
+        assert whole[name].dtype == cut[name].dtype == np.float64
+        assert whole[name].tobytes() == cut[name].tobytes(), name
+    assert len(whole["risk"]) > 5
+
+
+def test_control_another_seed_gives_other_bits(small):
+    call("run", "small.py", *QUICK)
+    call("run", "small.py", *QUICK, "--seed", 4)
+    assert load("results/small")["A"].tobytes() != load("results/small-2")["A"].tobytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_process_leaves_a_run_to_resume(light, number):
+    line = [sys.executable, "-m", "meanfield", "run", "light.py", "--out", "cut"]
+    slow = environment(LIGHT_PAUSE="0.3")
+    child = subprocess.Popen(line, env=slow, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(list(Path("cut").glob("cells/row*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(child.pid, number)
+    _, err = child.communicate(timeout=120)
+    assert (child.returncode, err) == (
+        130,
+        "interrupted; go on with: meanfield run light.py --resume cut\n",
+    )
+    assert mf.RunDirectory.open("cut").status == "interrupted"
+    assert 2 <= len(list(Path("cut").glob("cells/*"))) < 10
+    assert call("run", "light.py", "--resume", "cut")[0] == 0
+    call("run", "light.py", "--out", "whole")
+    means = [mf.RunDirectory.open(folder).load("means")["means"] for folder in ("cut", "whole")]
+    assert means[0].tobytes() == means[1].tobytes()
+
+
+def test_resume_refuses_what_would_change_the_run(small):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMALL_STEPS", "1")
+        assert call("run", "small.py", "--out", "cut")[0] == 130
+    assert "together with other" in refused("run", "small.py", "--resume", "cut", "--seed", 9)
+    assert "both --out and" in refused("run", "small.py", "--resume", "cut", "--out", "x")
+    other = small.with_name("other.py")
+    other.write_text(small.read_text())
+    assert "a run of small" in refused("run", "other.py", "--resume", "cut")
+    assert "no manifest.json" in refused("run", "small.py", "--resume", "nowhere")
+    code, _, err = call("run", "small.py", "--resume", "cut")
+    assert (code, err) == (0, "")
+    assert "finished run" in refused("run", "small.py", "--resume", "cut")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "nothing"], "no experiment is named 'nothing'"),
+        (["run", "nothing.py"], "nothing.py does not exist"),
+        (["run", "--check"], "the name of an experiment first"),
+        (["run", "small.py", "--sise", 3], "--sise"),
+        (["run", "small.py", "--num-steps", "many"], "many"),
+        (["run", "small.py", "--num-steps"], "--num-steps"),
+        (["run", "small.py", "--jobs", 0], "--jobs 0"),
+        (["run", "small.py", "--out", "small.py"], "small.py"),
+        (["run", "small.py", "--out", "small.py/below"], "small.py"),
+        (["run", "all", "--num-steps", 3], "--num-steps"),
+        (["frobnicate"], "'frobnicate'"),
+        (["--frobnicate"], "'--frobnicate'"),
+        (["list", "--all"], "--all"),
+        (["doctor", "now"], "now"),
+    ],
+)
+def test_wrong_call_is_one_line(small, args, words):
+    assert words in refused(*args)
+    assert sorted(p.name for p in small.parent.iterdir() if p.suffix != ".pyc") in (
+        ["small.py"],
+        ["__pycache__", "small.py"],
+    )
+
+
+def test_run_that_cannot_go_on_is_one_line_and_can_be_resumed(small):
+    text = small.read_text()
+    small.write_text(
+        text.replace("EntrywiseGaussian(A=1.0, V=0.3)", "EntrywiseGaussian(A=1.0, V=1e200)")
+    )
+    line = refused("run", "small.py")
+    assert "not finite" in line
+    assert "cell" in line
+    assert mf.RunDirectory.open("results/small").status == "failed"
+    small.write_text(text)
+    assert call("run", "small.py", "--resume", "results/small")[0] == 0
+
+
+def test_a_defect_in_an_experiment_shows_its_place(small):
+    small.write_text(small.read_text().replace("rows = []", "rows = [] + 1"))
+    code, out, err = call("run", "small.py")
+    assert (code, out) == (2, "")
+    assert "rows = [] + 1" in err
+    assert "TypeError" in err
+
+
+def test_wrong_return_value_is_one_line(small):
+    small.write_text(
+        small.read_text()
+        .replace("return [mf.Claim", "return [].count and (mf.Claim")
+        .replace("verdict)]", "verdict),)")
+    )
+    assert "a list of Claim" in refused("run", "small.py")
+
+
+def test_file_without_the_contract_is_one_line(here):
+    (here / "bare.py").write_text("x = 1\n")
+    assert "defines no Parameters and no run" in refused("run", "bare.py")
+    (here / "broken.py").write_text("x = (\n")
+    code, _, err = call("run", "broken.py")
+    assert code == 2
+    assert "SyntaxError" in err
+
+
+def test_experiment_runs_as_a_script(light):
+    done = process(light, "--size", 10, "--json", cwd=light.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "light"
+    assert done.stderr == ""
+
+
+def test_progress_is_silent_off_a_terminal_and_seen_on_one(capsys):
+    from meanfield._commands.flags import Progress
+
+    silent = Progress()
+    assert list(silent.task(range(3), "cells")) == list(silent(range(3))) == [0, 1, 2]
+    silent.note("hidden")
+    assert capsys.readouterr() == ("", "")
+    seen = Progress(visible=True)
+    assert list(seen.task(range(3), "cells")) == [0, 1, 2]
+    seen.note("shown")
+    assert "cells" in (err := capsys.readouterr().err)
+    assert "shown" in err
+
+
+@pytest.fixture
+def two_experiments(light, monkeypatch):
+    """A checkout whose experiments are two copies of the light one, for `run all`."""
+    from meanfield._commands import catalogue
+
+    folder = light.parent / "experiments"
+    (folder / "presets").mkdir(parents=True)
+    text = light.read_text()
+    for name in ("first", "second"):
+        (folder / f"{name}.py").write_text(text)
+    presets = "".join(f"[{name}]\nsize = 10\n" for name in ("first", "second"))
+    (folder / "presets" / "smoke.toml").write_text(presets)
+    monkeypatch.setattr(catalogue, "home", lambda kind: light.parent / kind)
+    site = light.parent / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "from pathlib import Path\nfrom meanfield._commands import catalogue\n"
+        f"catalogue.home = lambda kind: Path({str(light.parent)!r}) / kind\n"
+    )
+    path = f"{site}{os.pathsep}{environment()['PYTHONPATH']}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    return folder
+
+
+def test_run_all_runs_resumes_and_reports(two_experiments):
+    code, out, err = call("run", "all", "--preset", "smoke", "--jobs", 2, "--out", "res", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert {"name", "preset", "verdict", "claims", "seconds", "files"} <= set(found)
+    assert (found["name"], found["preset"], found["verdict"]) == ("all", "smoke", "consistent")
+    assert sorted(claim["experiment"] for claim in found["claims"]) == ["first", "second"]
+    before = {p: p.read_bytes() for p in Path("res").rglob("*") if p.is_file()}
+    code, out, _ = call("run", "all", "--resume", "res")
+    assert code == 0
+    assert out.count("consistent (") == 2
+    assert {p: p.read_bytes() for p in Path("res").rglob("*") if p.is_file()} == before
+
+
+def test_run_all_tells_the_worst(two_experiments):
+    file = two_experiments / "second.py"
+    file.write_text(file.read_text().replace("bound: float = 1.0", "bound: float = 1e-9"))
+    code, out, _ = call("run", "all", "--preset", "smoke", "--out", "res", "--check")
+    assert code == 1
+    assert "first: consistent" in out
+    assert "second: inconsistent" in out
+    file.write_text("def run(:\n")
+    code, out, err = call("run", "all", "--preset", "smoke", "--out", "res2")
+    assert code == 2
+    assert "second.py cannot be read" in err
