@@ -58,7 +58,11 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         if isinstance(loaded, np.ndarray):
             return {"points": loaded}
         with loaded:
-            return {name: loaded[name] for name in loaded.files}
+            arrays = {name: loaded[name] for name in loaded.files}
+        strange = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
+        if strange:
+            raise ValueError(f"{strange[0]} in it is no array")
+        return arrays
     except FileNotFoundError:
         raise MeanfieldError(f"{path} does not exist", _READABLE, "check the path") from None
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile) as error:
