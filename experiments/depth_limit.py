@@ -1,0 +1,212 @@
+"""L -> infinity: a transformer of L layers tends to the continuity equation in depth.
+
+Claim. Layers are Euler steps of ``d mu/ds + div(mu Phi_{rho(.|s)}[mu]) = 0``; schemes of higher
+order reach the same limit faster. Errors are those of *coupled* tokens (same label, same start):
+
+    error = max_k ( sum_a w_a |x_a^L(s_k) - x_a(s_k)|^2 )^(1/2) = O(L^(-p)),
+    p = 1 (Euler), 2 (Heun), 4 (RK4)                      (docs/theory.md 1.4, 6.13)
+
+1. Against a closed form: Gaussian tokens by Gauss-Hermite points under heads that are constant in
+   each half of the depth; the exact flow map is affine (docs/theory.md 6.1).
+2. Layers that read smoothly varying heads, theta(s_k), as a network with depth-wise smooth weights:
+   Euler has order 1 towards a fine RK4 solution.
+3. The continuous adjoint evaluated along Euler's tokens differs from the exact gradient of the
+   discrete risk by O(1/L).
+Negative control: heads drawn anew in every layer. Their limit exists too (it is that of the mean
+field), but it is reached at L^(-1/2), as a law of large numbers over depth: the check that accepts
+order 1 must reject it.
+
+Commands
+    meanfield run depth_limit --preset smoke --check     half a minute on a CPU
+    meanfield run depth_limit --preset paper             two minutes
+    meanfield figures depth_limit
+
+Cost: O(L M n^2 d) per solve, O(L n d) memory. Figure: figures/depth_limit.py.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+import meanfield as mf
+
+CLAIM = "layers tend to the continuity equation: Euler 1/L, Heun 1/L^2, RK4 1/L^4"
+COST = "smoke 0.5 min, paper 2 min on a CPU core"
+FIGURE = "depth_limit"
+
+# compiled once per size: eager, each of their many small operations would be compiled by itself
+refine_depth = jax.jit(mf.refine_depth, static_argnums=1)
+subsample = jax.jit(mf.subsample, static_argnums=1)
+
+CLOSED, TOKENS, SMOOTH, LAYERS = range(4)  # names of the random streams
+SCHEMES = {"euler": mf.Euler(), "heun": mf.Heun(), "rk4": mf.RungeKutta4()}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the sweep is made of."""
+
+    sizes: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    """L, layers (even numbers)."""
+    num_reference: int = 1024
+    """Cells of the fine RK4 solution that layers with smooth heads are compared with."""
+    num_heads: int = 4
+    """M, heads in each layer."""
+    num_nodes: int = 14
+    """Gauss-Hermite points per axis for the Gaussian tokens (d = 2)."""
+    num_tokens: int = 16
+    """n, tokens of the other solves."""
+    dim: int = 4
+    """d, their width."""
+    num_replicates: int = 32
+    """Draws of the layers of the negative control."""
+    tolerance: float = 0.15
+    """Two-sided band around each order."""
+    expected_euler: float = -1.0
+    """Slope that theory gives Euler's layers."""
+    seed: int = 0
+    """Seed of all random streams."""
+
+
+def closed_form_errors(parameters: Parameters, key: jax.Array, progress) -> dict[str, np.ndarray]:
+    """Errors ``[K]`` of each scheme against the Gaussian closure, at all nodes of two cells."""
+    field = mf.SoftmaxAttention("av")
+    law = mf.Gaussian(np.array([0.4, -0.2]), np.array([[0.25, 0.08], [0.08, 0.15]]))
+    tokens = law.tokens(parameters.num_nodes, rule="hermite")
+    heads = mf.EntrywiseGaussian(A=0.4, V=0.8)
+    halves = mf.sample_parameters(
+        field, heads, mf.DepthGrid.uniform(2), parameters.num_heads, dim=2, key=key
+    )
+    exact = mf.exact.gaussian_closure(law.mean(), law.covariance(), halves)
+    expected = exact.flow_map(tokens.points)
+    errors = {}
+    for name, scheme in progress.task(SCHEMES.items(), "closed form"):
+        gaps = []
+        for num_cells in parameters.sizes:
+            rho = refine_depth(halves, num_cells // 2)
+            path = mf.solve_flow(field, rho, tokens, scheme=scheme).path
+            gaps.append(mf.coupled_distance(path[:: num_cells // 2], expected, tokens.weights))
+        errors[name] = np.array(gaps, float)
+    return errors
+
+
+def layer_errors(
+    parameters: Parameters,
+    cloud_key: jax.Array,
+    head_key: jax.Array,
+    layer_key: jax.Array,
+    progress,
+) -> dict[str, np.ndarray]:
+    """Euler's layers: smooth heads ``[K]``, adjoint gap ``[K]``, independent layers ``[R, K]``."""
+    field, loss = mf.SoftmaxAttention("av"), mf.SquaredLoss()
+    heads = mf.EntrywiseGaussian(A=1.0, V=1.0)
+    cloud = mf.Cube(1.0, parameters.dim).tokens(parameters.num_tokens, key=cloud_key)
+    contexts = mf.stack_contexts([cloud])
+    batch = mf.Batch(contexts, -contexts.points)
+
+    def smooth_heads(num_cells: int) -> mf.ParameterMeasure:
+        return mf.sample_parameters(
+            field,
+            heads,
+            mf.DepthGrid.uniform(num_cells),
+            parameters.num_heads,
+            dim=parameters.dim,
+            key=head_key,
+            across_depth="smooth",
+        )
+
+    def end(rho: mf.ParameterMeasure, scheme=SCHEMES["euler"]) -> np.ndarray:
+        return mf.solve_flow(field, rho, cloud, scheme=scheme, keep="final").path
+
+    smooth_limit = end(smooth_heads(parameters.num_reference), SCHEMES["rk4"])
+    # many heads, the same in all layers, for the independent ones to be drawn from
+    crowd = mf.sample_parameters(
+        field,
+        heads,
+        mf.DepthGrid.uniform(1),
+        64,
+        dim=parameters.dim,
+        key=jax.random.fold_in(head_key, 1),
+    )
+    crowd_limit = end(refine_depth(crowd, 64), SCHEMES["rk4"])
+    smooth, gap, independent = [], [], []
+    for num_cells in progress.task(parameters.sizes, "layers L"):
+        # layer k reads theta(s_k): constant in its cell, where the reference interpolates
+        rho = smooth_heads(num_cells)
+        rho = mf.ParameterMeasure(rho.particles, rho.grid)
+        smooth.append(mf.coupled_distance(end(rho), smooth_limit))
+        discrete, continuous = (
+            mf.conditional_gradient(field, rho, loss, batch, method=method).gradient
+            for method in (mf.DiscreteAdjoint(), mf.ContinuousAdjoint(mf.RungeKutta4()))
+        )
+        difference = mf.labelled_distance(
+            rho.with_particles(discrete), rho.with_particles(continuous)
+        )
+        zero = jax.tree.map(lambda leaf: 0 * leaf, discrete)
+        size = mf.labelled_distance(rho.with_particles(discrete), rho.with_particles(zero))
+        gap.append(difference / size)
+        fine = refine_depth(crowd, num_cells)
+        drawn = []
+        for replicate in range(parameters.num_replicates):
+            draw = jax.random.fold_in(jax.random.fold_in(layer_key, num_cells), replicate)
+            few = subsample(fine, parameters.num_heads, key=draw)
+            drawn.append(mf.coupled_distance(end(few), crowd_limit))
+        independent.append(drawn)
+    return {
+        "smooth": np.array(smooth, float),
+        "adjoint_gap": np.array(gap, float),
+        "independent": np.array(independent, float).T,
+    }
+
+
+def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
+    """Sweep L, store the errors of every series, fit slopes."""
+    if min(parameters.sizes) < 2 or any(size % 2 for size in parameters.sizes):
+        raise mf.MeanfieldError(
+            f"sizes is {parameters.sizes}", "even numbers of layers", "pass --sizes 4 8 16 32 64"
+        )
+    mf.use_double()
+    root = jax.random.key(parameters.seed)
+    stream = [jax.random.fold_in(root, name) for name in range(4)]
+    errors = directory.cached(
+        "closed_form", lambda: closed_form_errors(parameters, stream[CLOSED], progress)
+    )
+    errors |= directory.cached(
+        "layers",
+        lambda: layer_errors(parameters, stream[TOKENS], stream[SMOOTH], stream[LAYERS], progress),
+    )
+    directory.save("errors", sizes=np.array(parameters.sizes), **errors)
+
+    series = {
+        "euler": ("Euler against the closed form", parameters.expected_euler),
+        "heun": ("Heun against the closed form", -2.0),
+        "rk4": ("RK4 against the closed form", -4.0),
+        "smooth": ("layers with smooth heads", parameters.expected_euler),
+        "adjoint_gap": ("continuous against discrete adjoint", -1.0),
+    }
+    claims = []
+    for name, (words, expected) in series.items():
+        rate = mf.fit_rate(parameters.sizes, errors[name])
+        verdict = rate.verdict(expected, parameters.tolerance, min_r_squared=0.999)
+        claims.append(
+            mf.Claim(f"{words}: slope in L", expected, rate.slope, rate.interval, verdict)
+        )
+    rate = mf.fit_rate(parameters.sizes, errors["independent"])
+    rejected = rate.verdict(parameters.expected_euler, parameters.tolerance) == "inconsistent"
+    claims.append(
+        mf.Claim(
+            "control (layers drawn independently): slope in L",
+            f"any slope but {parameters.expected_euler:g}",
+            rate.slope,
+            rate.interval,
+            "consistent" if rejected else "inconsistent",
+        )
+    )
+    return claims
+
+
+if __name__ == "__main__":
+    from meanfield.__main__ import run_file
+
+    run_file(__file__)
