@@ -6,6 +6,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ GOLDEN = ROOT / "tests" / "golden"
 NAMES = ["flow_all_tokens", "flow_query_token"]
 
 
-def arrays(path: str | Path) -> dict[str, np.ndarray]:
+def arrays(path: str | Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as stored:
         return dict(stored)
 
@@ -26,7 +27,7 @@ def gap(actual, expected) -> float:
     return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
 
 
-def problem(**changes) -> dict[str, np.ndarray]:
+def problem(**changes: Any) -> dict[str, Any]:
     """A small sound problem with some entries replaced, or left out where None."""
     draw = np.random.default_rng(5)
     sound = {
@@ -81,9 +82,9 @@ def test_query_key_value_problem_agrees_with_its_product(here):
 
 
 def test_single_precision_and_integers_are_solved_in_double(here):
-    single = {name: values.astype(np.float32) for name, values in problem().items()}
+    single: dict[str, Any] = {name: values.astype(np.float32) for name, values in problem().items()}
     np.savez("single.npz", **single, nodes=np.array([0, 1, 2, 3]))
-    double = {name: values.astype(np.float64) for name, values in single.items()}
+    double: dict[str, Any] = {name: values.astype(np.float64) for name, values in single.items()}
     np.savez("double.npz", **double, nodes=np.array([0.0, 1.0, 2.0, 3.0]))
     for name in ("single", "double"):
         assert call("gradient", f"{name}.npz", "--out", f"{name}_result.npz")[0] == 0
