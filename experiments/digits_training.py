@@ -214,7 +214,7 @@ def baselines(split, train: mf.Batch, test: mf.Batch, parameters: Parameters) ->
 
     particles = heads(parameters).particles
     scores = particles.A.reshape(-1, parameters.dim, parameters.dim)
-    query = default_query(parameters.dim)
+    query = jnp.asarray(default_query(parameters.dim))
 
     def features(batch: mf.Batch) -> np.ndarray:
         """m_A[mu](x_q) of all heads, ``[N, L M d]``: the V-part of the kernel is their Gram."""

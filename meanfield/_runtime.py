@@ -6,10 +6,10 @@ wrong in float64 (jax-ml/jax#39103). pip picks that version on Python 3.11 unles
 """
 
 import functools
+from importlib import metadata
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
 from meanfield._checks import MeanfieldError
@@ -37,7 +37,8 @@ def guard_runtime() -> None:
 
     Raises: `MeanfieldError` with the line that mends the installation.
     """
-    for name, version in (("jax", jax.__version__), ("jaxlib", jaxlib.__version__)):
+    for name in ("jax", "jaxlib"):
+        version = metadata.version(name)
         if is_known_bad(version):
             raise MeanfieldError(
                 f"{name} {version} is installed, which computes wrong on CPU (jax-ml/jax#39103)",

@@ -187,11 +187,10 @@ def transport_momenta(
             return scaled(1 - part), scaled(part)
 
         if discrete:
+            assert isinstance(backward_scheme, ExplicitRungeKutta)  # DiscreteAdjoint saw to it
             q, gradients = _discrete_cell(backward_scheme, rate, pullback, start, q, step)
-            parts = [
-                shares(part, gradient)
-                for part, gradient in zip(backward_scheme.c, gradients, strict=True)
-            ]
+            stages = zip(backward_scheme.c, gradients, strict=True)
+            parts = [shares(part, gradient) for part, gradient in stages]
             here, after = jax.tree.map(lambda *leaves: sum(leaves), *parts)
             return q, (here, after, q)
 
@@ -263,7 +262,9 @@ def gradient_core(
         (path, _), okay = forward(field, rho, mu, None, scheme, keep="path", budget=budget)
         last = jax.tree.map(lambda leaf: leaf[-1], path)
         value, terminal = _terminal(objective, some, last, batch.num_contexts)
-        gradient, momenta = transport_momenta(field, rho, mu, path, terminal, method, scheme, budget)
+        gradient, momenta = transport_momenta(
+            field, rho, mu, path, terminal, method, scheme, budget
+        )
         moved = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (momenta, path))
         return (value, gradient, jnp.where(okay, 0, 1)), moved
 

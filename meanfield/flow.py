@@ -4,8 +4,7 @@ Tokens move along ``dx_a/ds = Phi_{rho(.|s)}[mu(s)](x_a)``; Euler's scheme on th
 transformer with residual connections. The flow map is followed at free probe points as well.
 """
 
-import abc
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import diffrax
 import equinox as eqx
@@ -21,6 +20,8 @@ from meanfield._typing import Array, Int, Particles, PyTree
 from meanfield.fields.base import AbstractField, require_fitting, velocity
 from meanfield.measures import DepthGrid, ParameterMeasure, TokenMeasure, _as_float
 
+Tableau = tuple[tuple[float, ...], ...]
+
 
 class AbstractScheme(eqx.Module):
     """How one depth cell is crossed."""
@@ -35,7 +36,7 @@ class ExplicitRungeKutta(AbstractScheme):
     ``x^{k+1} = x^k + ds sum_i b_i k_i``. Reference: reconstruction, docs/theory.md 1.4 and 2.7.
     """
 
-    a: eqx.AbstractClassVar[tuple[tuple[float, ...], ...]]
+    a: eqx.AbstractClassVar[Tableau]
     b: eqx.AbstractClassVar[tuple[float, ...]]
     c: eqx.AbstractClassVar[tuple[float, ...]]
 
@@ -43,28 +44,28 @@ class ExplicitRungeKutta(AbstractScheme):
 class Euler(ExplicitRungeKutta):
     """Order 1; each cell is one transformer layer ``x + ds Phi(x)``."""
 
-    order = 1
-    a = ((),)
-    b = (1.0,)
-    c = (0.0,)
+    order: ClassVar[int] = 1
+    a: ClassVar[Tableau] = ((),)
+    b: ClassVar[tuple[float, ...]] = (1.0,)
+    c: ClassVar[tuple[float, ...]] = (0.0,)
 
 
 class Heun(ExplicitRungeKutta):
     """Order 2 (explicit trapezoid)."""
 
-    order = 2
-    a = ((), (1.0,))
-    b = (0.5, 0.5)
-    c = (0.0, 1.0)
+    order: ClassVar[int] = 2
+    a: ClassVar[Tableau] = ((), (1.0,))
+    b: ClassVar[tuple[float, ...]] = (0.5, 0.5)
+    c: ClassVar[tuple[float, ...]] = (0.0, 1.0)
 
 
 class RungeKutta4(ExplicitRungeKutta):
     """Order 4 (the classical scheme)."""
 
-    order = 4
-    a = ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0))
-    b = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
-    c = (0.0, 0.5, 0.5, 1.0)
+    order: ClassVar[int] = 4
+    a: ClassVar[Tableau] = ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0))
+    b: ClassVar[tuple[float, ...]] = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
+    c: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.5, 1.0)
 
 
 class Adaptive(AbstractScheme):
@@ -73,7 +74,7 @@ class Adaptive(AbstractScheme):
     Args: rtol, atol: tolerances per step; max_steps: steps allowed in one cell.
     """
 
-    order = 5
+    order: ClassVar[int] = 5
     rtol: float = eqx.field(static=True, default=1e-8)
     atol: float = eqx.field(static=True, default=1e-10)
     max_steps: int = eqx.field(static=True, default=4096)

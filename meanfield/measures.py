@@ -220,9 +220,11 @@ class TokenMeasure(eqx.Module):
 
     @classmethod
     def load(cls, path: str | Path) -> "TokenMeasure":
-        """Read a cloud: ``.npy`` ``[n, d]`` or ``[N, n, d]``; ``.npz`` with ``points`` and optional
-        ``weights``; ``.csv`` with a row per token, an optional header, weights in a last column
-        named ``weight``. Weights are not negative; 0 = query token; pickles are refused.
+        """Read a cloud from a file.
+
+        ``.npy``: ``[n, d]`` or ``[N, n, d]``; ``.npz``: ``points`` and optional ``weights``;
+        ``.csv``: a row per token, an optional header, weights in a last column named ``weight``.
+        Weights are not negative; 0 = query token; pickles are refused.
 
         Raises: `MeanfieldError` on anything else.
         """
@@ -250,9 +252,9 @@ class TokenMeasure(eqx.Module):
             raise MeanfieldError(f"{path}: {error.given}", error.expected, error.mend) from None
 
     def save(self, path: str | Path) -> None:
-        """Write ``points`` and ``weights`` to an ``.npz``, ``.npy`` (equal weights only) or
-        ``.csv`` (one measure only) file, whole or not at all.
+        """Write ``points`` and ``weights``, whole or not at all.
 
+        To an ``.npz``, ``.npy`` (equal weights only) or ``.csv`` (one measure only) file.
         Raises: `MeanfieldError` if the format cannot hold this measure.
         """
         path = Path(path)
@@ -269,9 +271,7 @@ class TokenMeasure(eqx.Module):
             with replacing(path) as temporary, temporary.open("wb") as handle:
                 np.save(handle, points, allow_pickle=False)
         elif path.suffix == ".csv":
-            require(
-                points.ndim == 2, "a batch in a .csv file", "one measure there", "save to .npz"
-            )
+            require(points.ndim == 2, "a batch in a .csv file", "one measure there", "save to .npz")
             names = [f"x{i}" for i in range(points.shape[1])] + ["weight"]
             with replacing(path) as temporary, temporary.open("w", newline="") as handle:
                 writer = csv.writer(handle)

@@ -110,9 +110,7 @@ class Batch(eqx.Module):
         return self.loss_weights.shape[0]
 
     @classmethod
-    def at_queries(
-        cls, measures: Sequence[TokenMeasure], queries: Any, targets: Any
-    ) -> "Batch":
+    def at_queries(cls, measures: Sequence[TokenMeasure], queries: Any, targets: Any) -> "Batch":
         """Risk R3: zero-mass queries ``[N, K, d]`` join each context, with loss weight 1 on them.
 
         ``queries [K, d]`` are shared by all contexts. The queries stand first in every padded

@@ -130,8 +130,11 @@ class TrainingState(eqx.Module):
 
 
 class TrainingInfo(eqx.Module):
-    """What one step tells: risk and |grad L|^2 before it, its dt, whether it was taken, and the
-    dissipation defect ``(L_new - L)/dt + (|G|^2 + |G_new|^2)/2`` (NaN with minibatches)."""
+    """What one step tells.
+
+    Risk and |grad L|^2 before it, its dt, whether it was taken, and the dissipation defect
+    ``(L_new - L)/dt + (|G|^2 + |G_new|^2)/2`` (NaN with minibatches).
+    """
 
     risk: Scalar
     squared_norm: Scalar
