@@ -6,7 +6,7 @@ wrong in float64 (jax-ml/jax#39103). pip picks that version on Python 3.11 unles
 """
 
 import functools
-from importlib import metadata
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def guard_runtime() -> None:
     Raises: `MeanfieldError` with the line that mends the installation.
     """
     for name in ("jax", "jaxlib"):
-        version = metadata.version(name)
+        version = importlib.import_module(name).__version__
         if is_known_bad(version):
             raise MeanfieldError(
                 f"{name} {version} is installed, which computes wrong on CPU (jax-ml/jax#39103)",
