@@ -20,9 +20,8 @@ from meanfield._checks import MeanfieldError, require
 def home(kind: str) -> Path:
     """The folder ``experiments`` or ``figures``: beside the package, or inside a wheel."""
     package = Path(meanfield.__file__).resolve().parent
-    checkout = package.parent / kind
-    is_checkout = (package.parent / "pyproject.toml").exists() and checkout.is_dir()
-    return checkout if is_checkout else package / "_bundled" / kind
+    is_checkout = (package.parent / "pyproject.toml").exists()
+    return package.parent / kind if is_checkout else package / "_bundled" / kind
 
 
 def names(kind: str) -> list[str]:

@@ -15,8 +15,8 @@ from tests.workflow.command_line import call, environment, process, refused
 QUICK = ("--num-steps", 2, "--sizes", 2, 3)
 
 
-def load(folder: str | Path) -> dict[str, np.ndarray]:
-    return mf.RunDirectory.open(folder).load("result")
+def load(folder: str | Path, name: str = "result") -> dict[str, np.ndarray]:
+    return mf.RunDirectory.open(folder).load(name)
 
 
 def test_run_stores_and_reports(small):
@@ -31,51 +31,51 @@ def test_run_stores_and_reports(small):
     assert all(file in out for file in run.files)
 
 
-def test_json_is_one_object_with_the_names_of_the_contract(small):
-    code, out, err = call("run", "small.py", *QUICK, "--json")
+def test_json_is_one_object_with_the_names_of_the_contract(light):
+    code, out, err = call("run", "light.py", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert set(found) == {"name", "preset", "verdict", "claims", "seconds", "files"}
-    assert (found["name"], found["preset"], found["verdict"]) == ("small", None, "consistent")
+    assert (found["name"], found["preset"], found["verdict"]) == ("light", None, "consistent")
     assert set(found["claims"][0]) == {"quantity", "expected", "measured", "interval", "verdict"}
     assert 0 < found["claims"][0]["measured"] < 1
     assert found["seconds"] > 0
     assert all(Path(file).is_file() for file in found["files"])
 
 
-def test_check_turns_the_verdict_into_the_exit_code(small):
-    assert call("run", "small.py", *QUICK, "--check")[0] == 0
-    assert call("run", "small.py", *QUICK, "--bound", 1e-9)[0] == 0
-    code, out, _ = call("run", "small.py", *QUICK, "--bound", 1e-9, "--check")
+def test_check_turns_the_verdict_into_the_exit_code(light):
+    assert call("run", "light.py", "--check")[0] == 0
+    assert call("run", "light.py", "--bound", 1e-9)[0] == 0
+    code, out, _ = call("run", "light.py", "--bound", 1e-9, "--check")
     assert code == 1
     assert "inconsistent" in out
-    small.write_text(small.read_text().replace('"inconsistent"', '"undecided"'))
-    assert call("run", "small.py", *QUICK, "--bound", 1e-9, "--check")[0] == 3
+    light.write_text(light.read_text().replace('"inconsistent"', '"undecided"'))
+    assert call("run", "light.py", "--bound", 1e-9, "--check")[0] == 3
 
 
-def test_default_folder_is_never_reused(small):
+def test_default_folder_is_never_reused(light):
     for _ in range(3):
-        call("run", "small.py", *QUICK)
-    assert sorted(p.name for p in Path("results").iterdir()) == ["small", "small-2", "small-3"]
-    first, last = load("results/small"), load("results/small-3")
+        call("run", "light.py")
+    assert sorted(p.name for p in Path("results").iterdir()) == ["light", "light-2", "light-3"]
+    first, last = load("results/light", "means"), load("results/light-3", "means")
     assert all(first[name].tobytes() == last[name].tobytes() for name in first)
 
 
-def test_named_folder_is_never_overwritten(small):
-    call("run", "small.py", *QUICK, "--out", "mine")
+def test_named_folder_is_never_overwritten(light):
+    call("run", "light.py", "--out", "mine")
     before = {p: p.read_bytes() for p in Path("mine").rglob("*") if p.is_file()}
-    assert "holds a run already" in refused("run", "small.py", *QUICK, "--out", "mine")
-    assert "holds other files" in refused("run", "small.py", *QUICK, "--out", ".")
+    assert "holds a run already" in refused("run", "light.py", "--out", "mine")
+    assert "holds other files" in refused("run", "light.py", "--out", ".")
     assert {p: p.read_bytes() for p in Path("mine").rglob("*") if p.is_file()} == before
 
 
 def test_preset_sets_parameters_and_flags_overrule_it(small):
     Path("presets").mkdir()
     Path("presets/smoke.toml").write_text("[small]\nnum_steps = 2\nsizes = [3]\nbound = 1\n")
-    call("run", "small.py", "--preset", "smoke", "--sizes", 2, 5)
+    call("run", "small.py", "--preset", "smoke", "--sizes", 2, 3)
     stored = mf.RunDirectory.open("results/small").configuration
     assert stored["preset"] == "smoke"
-    assert stored["parameters"] == {"num_steps": 2, "sizes": [2, 5], "bound": 1.0, "seed": 3}
+    assert stored["parameters"] == {"num_steps": 2, "sizes": [2, 3], "bound": 1.0, "seed": 3}
 
 
 @pytest.mark.parametrize(
