@@ -33,9 +33,8 @@ lint: .venv/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: .venv/.test
-	$(BIN)/python -m pip install -q -r experiments/bench/requirements.txt
-	$(BIN)/meanfield bench
+bench: .venv/.demo
+	for file in experiments/bench/*.py; do $(BIN)/python $$file || exit $$?; done
 
 # One file for Python 3.11, 3.12 and 3.13: the versions differ by environment markers.
 lock: .venv/.test
