@@ -22,16 +22,16 @@ from meanfield.laws._base import (
 from meanfield.measures import TokenMeasure
 
 # log(sinh t / t) = sum_k c_k t^{2k}, c_k = (-1)^{k+1} zeta(2k) / (k pi^{2k}), from the product
-# sinh t = t prod_n (1 + t^2 / (n pi)^2); twenty terms reach rounding for |t| <= 1.
-_ORDERS = np.arange(1, 21)
+# sinh t = t prod_n (1 + t^2 / (n pi)^2); ten terms reach rounding for |t| <= 1/2.
+_ORDERS = np.arange(1, 11)
 _SERIES = -((-1.0) ** _ORDERS) * zeta(2.0 * _ORDERS) / (_ORDERS * np.pi ** (2.0 * _ORDERS))
-_SWITCH = 1.0
+_SWITCH = 0.5
 
 
-def _horner(coefficients: np.ndarray, square: Array) -> Array:
-    """``sum_k c_k square^k``."""
+def _series(coefficients: np.ndarray, square: Array) -> Array:
+    """``sum_k c_k square^k``, k = 0, 1, ..., by Horner's rule (powers have no slope at 0)."""
     total = jnp.full_like(square, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
+    for coefficient in coefficients[-2::-1].tolist():
         total = total * square + coefficient
     return total
 
@@ -48,17 +48,17 @@ def _both_branches(t: Array) -> tuple[Array, Array, Array]:
 
 
 def log_sinhc(t: Array) -> Array:
-    """``log(sinh t / t)``: a series near 0, ``|t| + log1p(-e^{-2|t|}) - log 2|t|`` elsewhere."""
+    """``log(sinh t / t)``: a series near 0, ``|t| + log( (1 - e^{-2|t|}) / 2|t| )`` elsewhere."""
     is_small, square, large = _both_branches(t)
-    elsewhere = large + jnp.log1p(-jnp.exp(-2 * large)) - jnp.log(2 * large)
-    return jnp.where(is_small, square * _horner(_SERIES, square), elsewhere)
+    elsewhere = large + jnp.log(-jnp.expm1(-2 * large) / (2 * large))
+    return jnp.where(is_small, square * _series(_SERIES, square), elsewhere)
 
 
 def langevin(t: Array) -> Array:
     """``coth t - 1/t``, the derivative of `log_sinhc`; ``t/3`` near 0, ``+-1`` far away."""
     is_small, square, large = _both_branches(t)
     elsewhere = jnp.sign(t) * (1 / jnp.tanh(large) - 1 / large)
-    return jnp.where(is_small, t * _horner(2 * _ORDERS * _SERIES, square), elsewhere)
+    return jnp.where(is_small, t * _series(2 * _ORDERS * _SERIES, square), elsewhere)
 
 
 def langevin_slope(t: Array) -> Array:
@@ -67,7 +67,7 @@ def langevin_slope(t: Array) -> Array:
     decay = jnp.exp(-2 * large)
     elsewhere = 1 / large**2 - 4 * decay / (1 - decay) ** 2
     coefficients = 2 * _ORDERS * (2 * _ORDERS - 1) * _SERIES
-    return jnp.where(is_small, _horner(coefficients, square), elsewhere)
+    return jnp.where(is_small, _series(coefficients, square), elsewhere)
 
 
 class Cube(AbstractLaw):
@@ -162,9 +162,13 @@ class Laplace(AbstractLaw):
         return self.covariance_matrix.shape[0]
 
     def _half_form(self, z: Array) -> Array:
-        """``q = z^T S z / 2``; 1 wherever the law is infinite."""
+        """``q = z^T S z / 2``; outside the domain 1, with a slope of 0 that meets an infinite one.
+
+        So ``-log1p(-q)`` is infinite there and its automatic derivative NaN, never a number.
+        """
         half_form = jnp.einsum("...i,ij,...j->...", z, self.covariance_matrix, z) / 2
-        return jnp.where(half_form < 1, half_form, 1.0)
+        inside = jnp.where(half_form < 1, 1.0, 0.0).astype(half_form.dtype)
+        return jnp.minimum(half_form, 2.0) * inside + (1 - inside)
 
     def in_domain(self, z: Any) -> Bool[Array, "..."]:
         """True where ``z^T S z < 2``."""

@@ -34,7 +34,12 @@ class AbstractParameterLaw(abc.ABC):
     key is split by the leaf's path, so that a further leaf does not shift the others.
     """
 
-    def __init__(self, scales: float | Mapping[str, float] | None = None, /, **by_name: float):
+    def __init__(
+        self,
+        scales: float | int | Mapping[str, float | int] | None = None,
+        /,
+        **by_name: float | int,
+    ):
         name = type(self).__name__
         if isinstance(scales, Mapping):
             by_name = {**scales, **by_name}
