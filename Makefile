@@ -7,7 +7,7 @@ BIN := .venv/bin
 OUT ?= results
 PYTEST_ARGS ?=
 
-# One thread for each test process and for the demo's solves: two cores are enough.
+# One thread for each test process: two cores are enough.
 TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
@@ -47,16 +47,18 @@ clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/bin/python:
-	@test -n "$(PYTHON)" || { echo "no Python found; expected Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
+.venv/.made:
+	@test -n "$(PYTHON)" || \
+		{ echo "no Python found; expected Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is too old; expected Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
-	"$(PYTHON)" -m venv .venv
+		{ echo "$(PYTHON) is no Python >= 3.11; pass PYTHON=/path/to/python3"; exit 2; }
+	"$(PYTHON)" -m venv --clear .venv
+	touch $@
 
-.venv/.demo: .venv/bin/python pyproject.toml requirements.lock
+.venv/.demo: .venv/.made pyproject.toml requirements.lock
 	$(BIN)/python -m pip install -q -e '.[data]' -c requirements.lock
 	touch $@
 
-.venv/.test: .venv/bin/python pyproject.toml requirements.lock
+.venv/.test: .venv/.made pyproject.toml requirements.lock
 	$(BIN)/python -m pip install -q -e '.[data,dev]' -c requirements.lock
 	touch $@ .venv/.demo
