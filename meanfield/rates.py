@@ -27,7 +27,7 @@ class Rate:
         slope: least-squares slope of log error against log size.
         interval: its (lower, upper) confidence bounds.
         constant: C, the error that the line predicts at size 1.
-        r_squared: share of the variance of log error that the line explains.
+        r_squared: share of the variance of log error that the line explains (0 for flat errors).
         sizes, errors: the fitted points ``[K]``, replicates aggregated.
         level: confidence level of the interval.
 
@@ -46,7 +46,9 @@ class Rate:
         """``C size^slope``: the fitted line, for a figure."""
         return self.constant * np.asarray(sizes, dtype=float) ** self.slope
 
-    def verdict(self, expected: float, tolerance: float, *, min_r_squared: float = 0.0) -> Verdict:
+    def verdict(
+        self, expected: float | int, tolerance: float | int, *, min_r_squared: float | int = 0.0
+    ) -> Verdict:
         """Two-sided verdict on ``slope = expected`` within ``tolerance``.
 
         "consistent": the slope lies in the band expected +- tolerance, the line explains at least
@@ -73,7 +75,7 @@ class Rate:
         return "consistent" if inside and is_sharp else "undecided"
 
     def consistent_with(
-        self, expected: float, tolerance: float, *, min_r_squared: float = 0.0
+        self, expected: float | int, tolerance: float | int, *, min_r_squared: float | int = 0.0
     ) -> bool:
         """True if `verdict` says "consistent".
 
@@ -86,11 +88,11 @@ class Rate:
         return f"slope {self.slope:.3f} [{lower:.3f}, {upper:.3f}]"
 
 
-def _line(log_sizes: np.ndarray, log_errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _line(log_sizes: np.ndarray, log_errors: np.ndarray) -> tuple[Any, Any]:
     """Least-squares slopes and intercepts of ``[..., K]`` curves."""
     centred = log_sizes - log_sizes.mean()
-    slope = log_errors @ centred / (centred @ centred)
-    return slope, log_errors.mean(axis=-1) - slope * log_sizes.mean()
+    slope = np.asarray(log_errors @ centred / (centred @ centred))
+    return slope, np.asarray(log_errors.mean(axis=-1) - slope * log_sizes.mean())
 
 
 def _positive(name: str, values: Any, mend: str) -> np.ndarray:
@@ -124,7 +126,7 @@ def fit_rate(
     errors: Any,
     *,
     aggregate: Literal["rms", "mean", "geometric"] = "rms",
-    level: float = 0.95,
+    level: float | int = 0.95,
     num_bootstrap: int = 2000,
     min_sizes: int = 4,
     seed: int = 0,
@@ -183,7 +185,8 @@ def fit_rate(
     slope, intercept = _line(log_sizes, np.log(joined))
     residuals = np.log(joined) - intercept - slope * log_sizes
     scatter = float(np.sum((np.log(joined) - np.log(joined).mean()) ** 2))
-    r_squared = 1.0 - float(residuals @ residuals) / scatter if scatter > 0 else 0.0
+    unexplained = float(residuals @ residuals)
+    r_squared = max(0.0, 1.0 - unexplained / scatter) if scatter > 0 else 0.0
     if len(replicates) > 1:
         generator = np.random.default_rng(seed)
         draws = generator.integers(len(replicates), size=(num_bootstrap, len(replicates)))
@@ -194,7 +197,7 @@ def fit_rate(
     else:
         freedom = len(sizes) - 2
         spread = np.sum((log_sizes - log_sizes.mean()) ** 2)
-        deviation = np.sqrt(residuals @ residuals / freedom / spread)
+        deviation = np.sqrt(unexplained / freedom / spread)
         half = float(stats.t.ppf((1 + level) / 2, freedom) * deviation)
         lower, upper = float(slope) - half, float(slope) + half
     return Rate(
@@ -215,7 +218,7 @@ class SelfConvergence(NamedTuple):
     norms of the changes between successive refinements.
     """
 
-    order: float
+    order: float | int
     orders: np.ndarray
     differences: np.ndarray
 
@@ -235,7 +238,7 @@ def _refinements(values: Any, least: int) -> np.ndarray:
     return array.reshape(len(array), -1)
 
 
-def _require_ratio(ratio: float) -> None:
+def _require_ratio(ratio: float | int) -> None:
     require(
         np.isfinite(ratio) and ratio > 1,
         f"ratio={ratio}",
@@ -244,7 +247,7 @@ def _require_ratio(ratio: float) -> None:
     )
 
 
-def self_convergence_order(values: Any, *, ratio: float = 2.0) -> SelfConvergence:
+def self_convergence_order(values: Any, *, ratio: float | int = 2.0) -> SelfConvergence:
     """Orders ``p_k = log_ratio( |u_k - u_{k+1}| / |u_{k+1} - u_{k+2}| )``.
 
     Args: values ``[K, ...]``, the same quantity on K >= 3 grids, each ``ratio`` times finer than
@@ -269,7 +272,7 @@ class Extrapolated(NamedTuple):
 
 
 def richardson(
-    values: Any, *, order: float, ratio: float = 2.0, increment: float = 1.0
+    values: Any, *, order: float | int, ratio: float | int = 2.0, increment: float | int = 1.0
 ) -> Extrapolated:
     """Remove the leading error terms of ``u(h) = u + c_0 h^p + c_1 h^(p + increment) + ...``.
 

@@ -65,7 +65,7 @@ def gaussian_closure(
     covariance: Any,
     rho: ParameterMeasure,
     *,
-    scale: float = 1.0,
+    scale: float | int = 1.0,
     depths: Any = None,
 ) -> GaussianClosure:
     """Mean, covariance and flow map of Gaussian tokens under any piecewise constant heads.
@@ -115,7 +115,7 @@ def gaussian_closure(
     return GaussianClosure(depths, means, covariances, linear_maps, mean)
 
 
-def gaussian_blow_up_depth(covariance: Any, value: float, score: float) -> float:
+def gaussian_blow_up_depth(covariance: Any, value: float | int, score: float | int) -> float:
     """``s* = 1 / (2 v b lambda_max(S(0)))`` for V = v I, A = b I; infinite where v b <= 0.
 
     Raises: `MeanfieldError` on a matrix that is no covariance. Reference: docs/theory.md 6.1.
@@ -127,7 +127,7 @@ def gaussian_blow_up_depth(covariance: Any, value: float, score: float) -> float
 
 
 def gaussian_isotropic(
-    mean: Any, covariance: Any, *, value: float, score: float, depths: Any
+    mean: Any, covariance: Any, *, value: float | int, score: float | int, depths: Any
 ) -> GaussianClosure:
     """The Gaussian closure for ``V = v I, A = b I`` at all depths, in closed form.
 

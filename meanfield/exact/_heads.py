@@ -30,7 +30,7 @@ class Heads(NamedTuple):
         return np.einsum("kj,kjab->kab", self.weights, self.values)
 
 
-def constant_head(score: Any, value: Any, *, horizon: float = 1.0) -> ParameterMeasure:
+def constant_head(score: Any, value: Any, *, horizon: float | int = 1.0) -> ParameterMeasure:
     """One head (A, V) at every depth of [0, horizon]: the setting of most closed forms.
 
     Args: score A ``[d, d]``, value V ``[d, d]``; numbers mean ``d = 1``.
@@ -56,7 +56,7 @@ def _matrix(name: str, values: Any, dim: int | None = None) -> np.ndarray:
     return array
 
 
-def read_heads(rho: ParameterMeasure, scale: float) -> Heads:
+def read_heads(rho: ParameterMeasure, scale: float | int) -> Heads:
     """The heads of ``rho`` with ``A = scale Q^T K`` or ``scale A``; raises `MeanfieldError`."""
     particles = rho.particles
     require(

@@ -24,7 +24,7 @@ def two_tokens(
     rho: ParameterMeasure,
     *,
     weights: Any = (0.5, 0.5),
-    scale: float = 1.0,
+    scale: float | int = 1.0,
     depths: Any = None,
 ) -> np.ndarray:
     """Two tokens ``c + u`` and ``c - u`` of masses ``w_1, w_2``: softmax becomes a tanh.
@@ -79,7 +79,7 @@ def two_tokens(
 
 
 def zero_score(
-    measure: TokenMeasure, rho: ParameterMeasure, *, scale: float = 1.0, depths: Any = None
+    measure: TokenMeasure, rho: ParameterMeasure, *, scale: float | int = 1.0, depths: Any = None
 ) -> np.ndarray:
     """Heads with ``A = 0`` see the mean only: all tokens are carried by the same vector.
 
@@ -133,7 +133,7 @@ class Hardmax:
     lengths: np.ndarray
     mass_ratios: np.ndarray
 
-    def error_bound(self, inverse_temperature: float) -> np.ndarray:
+    def error_bound(self, inverse_temperature: float | int) -> np.ndarray:
         """``|m - y*| <= sum_b (w_b / w_*) e^{-beta gap_b} |y_b - y*|``, ``[m]``."""
         decay = np.exp(-inverse_temperature * self.all_gaps)
         return np.sum(self.mass_ratios * decay * self.lengths, axis=1)
@@ -216,7 +216,9 @@ class Equiangular(NamedTuple):
     inner_products: np.ndarray
 
 
-def equiangular_tokens(num_tokens: int, norm_squared: float, inner_product: float) -> np.ndarray:
+def equiangular_tokens(
+    num_tokens: int, norm_squared: float | int, inner_product: float | int
+) -> np.ndarray:
     """Tokens ``[n, n]`` with ``|x_i|^2 = q`` and ``<x_i, x_j> = p``: the root of their Gram matrix.
 
     Raises: `MeanfieldError` unless ``-q/(n-1) <= p <= q``. Reference: docs/theory.md 6.6.
@@ -228,7 +230,9 @@ def equiangular_tokens(num_tokens: int, norm_squared: float, inner_product: floa
     return side * (np.eye(num_tokens) - ones) + along * ones
 
 
-def _check_equiangular(num_tokens: int, norm_squared: float, inner_product: float) -> None:
+def _check_equiangular(
+    num_tokens: int, norm_squared: float | int, inner_product: float | int
+) -> None:
     require_positive_integer("num_tokens", num_tokens)
     require(num_tokens >= 2, "one token", "at least 2", "pass num_tokens=2 or more")
     slack = 1e-12 * abs(norm_squared)
@@ -244,10 +248,10 @@ def _check_equiangular(num_tokens: int, norm_squared: float, inner_product: floa
 def equiangular(
     num_tokens: int,
     *,
-    norm_squared: float,
-    inner_product: float,
-    value: float,
-    score: float,
+    norm_squared: float | int,
+    inner_product: float | int,
+    value: float | int,
+    score: float | int,
     depths: Any,
 ) -> Equiangular:
     """Tokens at equal mutual angles stay equiangular under ``V = v I, A = b I``.
@@ -277,8 +281,8 @@ def equiangular(
 def sphere_equiangular(
     num_tokens: int,
     *,
-    correlation: float,
-    score: float,
+    correlation: float | int,
+    score: float | int,
     times: Any,
     attention: Literal["softmax", "unnormalised"] = "softmax",
 ) -> np.ndarray:
@@ -318,7 +322,7 @@ def _solve_from_zero(rhs: Any, start: np.ndarray, times: np.ndarray) -> np.ndarr
     return integrate(rhs, start, np.array([0.0, np.inf]), times)
 
 
-def radius_bound(radius: float, rho: ParameterMeasure, *, depths: Any = None) -> np.ndarray:
+def radius_bound(radius: float | int, rho: ParameterMeasure, *, depths: Any = None) -> np.ndarray:
     """``R(s) <= R(0) exp( int_0^s int |V| drho ds' )``: a cloud cannot leave this ball.
 
     The attention mean lies in the convex hull of the tokens, whatever the scores; ``|V|`` is the

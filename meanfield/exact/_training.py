@@ -16,7 +16,7 @@ from meanfield.exact._heads import integrate, read_times
 _NEAR_BRANCH = 0.1
 
 
-def dirac_training(output: float, target: float, times: Any) -> np.ndarray:
+def dirac_training(output: float | int, target: float | int, times: Any) -> np.ndarray:
     """Output of a scalar Dirac context under the conditional gradient flow, square loss.
 
     A token x(0) with value particles v has ``x_1 = x(0) e^{int v}`` and conditional gradient
@@ -65,7 +65,7 @@ def dirac_training(output: float, target: float, times: Any) -> np.ndarray:
     return target / (1 + branch)
 
 
-def _dirac_by_steps(output: float, target: float, times: np.ndarray) -> np.ndarray:
+def _dirac_by_steps(output: float | int, target: float | int, times: np.ndarray) -> np.ndarray:
     """The same equation by an ODE of order 8, for x_1 in units of x_1(0)."""
     ratio = target / output
     units = output**2 * times
