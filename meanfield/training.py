@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from meanfield._checks import NonFiniteError, require, require_positive_integer
-from meanfield._typing import Array, Int, Key, Particles, Scalar
+from meanfield._checks import MeanfieldError, NonFiniteError, require, require_positive_integer
+from meanfield._typing import Array, Float, Int, Key, Particles, Scalar
 from meanfield.adjoint import (
     AbstractAdjoint,
     conditional_gradient,
@@ -43,20 +43,28 @@ class AbstractStep(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def initial_dt(self) -> float:
+    def initial_dt(self) -> Float[np.ndarray, ""]:
         """The first step in training time."""
+
+
+def _as_number(value: Any) -> np.ndarray:
+    """A 0-d array: traced, so that another step size does not compile again."""
+    try:
+        return np.asarray(value, float).reshape(())
+    except (TypeError, ValueError):
+        raise MeanfieldError(f"a step of {value!r}", "a number", "pass 0.1") from None
 
 
 class EulerStep(AbstractStep):
     """Explicit Euler, ``theta <- theta - dt G``: gradient descent at rate dt M/ds (order 1)."""
 
-    dt: float = eqx.field(static=True, default=0.1)
+    dt: Float[np.ndarray, ""] = eqx.field(converter=_as_number, default=0.1)
 
     def __check_init__(self):
         _require_step("dt", self.dt)
 
     @property
-    def initial_dt(self) -> float:
+    def initial_dt(self) -> Float[np.ndarray, ""]:
         """dt."""
         return self.dt
 
@@ -72,8 +80,8 @@ class AdaptiveStep(AbstractStep):
     Reference: our choice, docs/theory.md 4.1.
     """
 
-    initial: float = eqx.field(static=True, default=0.01)
-    tolerance: float = eqx.field(static=True, default=0.1)
+    initial: Float[np.ndarray, ""] = eqx.field(converter=_as_number, default=0.01)
+    tolerance: Float[np.ndarray, ""] = eqx.field(converter=_as_number, default=0.1)
     monotone: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
@@ -81,7 +89,7 @@ class AdaptiveStep(AbstractStep):
         _require_step("tolerance", self.tolerance)
 
     @property
-    def initial_dt(self) -> float:
+    def initial_dt(self) -> Float[np.ndarray, ""]:
         """The first attempt."""
         return self.initial
 
@@ -286,11 +294,12 @@ def _full_step(state: TrainingState) -> tuple[TrainingState, TrainingInfo]:
         error = 0.5 * jnp.sqrt(squared_norm(state.rho, change))
         error = error / jnp.maximum(jnp.sqrt(old_square), jnp.finfo(error.dtype).tiny)
         error = jnp.where(jnp.isfinite(error) & jnp.isfinite(value), error, jnp.inf)
-        accepted = error <= stepper.tolerance
+        tolerance = jnp.asarray(stepper.tolerance, error.dtype)
+        accepted = error <= tolerance
         if stepper.monotone:
             accepted = accepted & (value <= state.value)
         # The error is of first order in dt; a rising risk at a small error halves the step.
-        factor = jnp.clip(0.9 * stepper.tolerance / jnp.maximum(error, 1e-12), 0.2, 1.5)
+        factor = jnp.clip(0.9 * tolerance / jnp.maximum(error, 1e-12), 0.2, 1.5)
         factor = jnp.where(accepted, factor, jnp.minimum(factor, 0.5))
         next_dt = state.dt * factor
         info = eqx.tree_at(lambda i: i.accepted, info, accepted)
