@@ -19,8 +19,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
+from matplotlib.ticker import (
+    FixedLocator,
+    LogFormatterSciNotation,
+    LogLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 from PIL import Image
 
 from meanfield._checks import require, require_finite, require_positive_integer
@@ -149,14 +158,15 @@ def rate_plot(
     rate: Rate | None = None,
     color: str | None = None,
     marker: str = "o",
+    band: bool = True,
     quantiles: tuple[float, float] = (0.1, 0.9),
 ) -> Line2D:
     """Errors against sizes, both logarithmic: points, band over replicates, fitted line.
 
     Args:
         sizes: ``[K]``.
-        errors: ``[K]``, or replicates ``[R, K]``: the points are then root mean squares and the
-            band runs between two quantiles of the replicates.
+        errors: ``[K]``, or replicates ``[R, K]``: the points are then root mean squares, and a
+            ``band`` runs between two ``quantiles`` of the replicates.
         rate: its line is dashed and its slope and interval join the legend's label.
 
     Returns: the line that holds the points.
@@ -173,7 +183,7 @@ def rate_plot(
         label = f"{label}: {rate_text(rate)}"
     (points,) = ax.plot(sizes, centre, marker, color=color, label=label)
     shade = points.get_color()
-    if errors.ndim == 2:
+    if errors.ndim == 2 and band:
         low, high = np.quantile(errors, quantiles, axis=0)
         ax.fill_between(sizes, low, high, color=shade, alpha=0.16, linewidth=0)
     if rate is not None:
@@ -181,19 +191,44 @@ def rate_plot(
         ax.plot(ends, rate.predict(ends), "--", color=shade, linewidth=0.9)
     ax.set_xscale("log")
     ax.set_yscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(list(sizes)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.margins(y=0.08)
+    _label_log_axis(ax)
     return points
 
 
-def reference_triangle(
-    ax: Axes, slope: float, corner: tuple[float, float], *, width: float = 2.5, color: str = GREY
-) -> Polygon:
-    """A triangle of the expected slope: its right angle at ``corner``, one leg along the sizes.
+def _label_log_axis(ax: Axes) -> None:
+    """Plain numbers 1, 2, 5 where errors span few decades, whole powers of ten otherwise."""
+    low, high = ax.dataLim.intervaly
+    if low >= 1e-3 and high < 1e3 and high / low < 10**2.5:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        ax.yaxis.set_major_locator(LogLocator(numticks=8))
+        ax.yaxis.set_major_formatter(LogFormatterSciNotation())
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
-    ``width`` is the ratio of its two sizes. A falling slope hangs above the corner (place it below
-    the points), a rising one stands to the right of it. The legs carry 1 and the order.
+
+def reference_triangle(
+    ax: Axes,
+    slope: float,
+    rate: Rate,
+    *,
+    start: float,
+    width: float = 2.0,
+    gap: float = 0.6,
+    color: str = GREY,
+) -> Polygon:
+    """A triangle of the expected slope under the line of ``rate``.
+
+    It runs from size ``start`` to ``width * start`` and stays below ``gap`` times the fitted line.
+    The legs carry 1 and the order. Returns the polygon.
     """
-    x0, y0 = corner
-    x1, rise = x0 * width, width ** abs(slope)
+    x0, x1, rise = start, start * width, width ** abs(slope)
+    here, there = rate.predict([x0, x1])
+    y0 = gap * (min(there, here / rise) if slope < 0 else min(here, there / rise))
     upright = x0 if slope < 0 else x1
     polygon = Polygon(
         [(x0, y0), (x1, y0), (upright, y0 * rise)],
@@ -204,7 +239,8 @@ def reference_triangle(
         linewidth=0.6,
     )
     ax.add_patch(polygon)
-    style = {"fontsize": 7, "color": "0.3", "textcoords": "offset points"}
+    ax.autoscale_view()
+    style: dict[str, Any] = {"fontsize": 7, "color": "0.3", "textcoords": "offset points"}
     beside = (-2.5, 0) if slope < 0 else (2.5, 0)
     ax.annotate(
         fraction_text(abs(slope)),
@@ -406,6 +442,21 @@ def heat_strip(
     bar.set_label(name)
     bar.outline.set_linewidth(0.5)
     return image
+
+
+def legend_below(ax: Axes, *, num_columns: int = 1) -> Legend:
+    """The legend of an axis under it, where it covers no data; the layout makes room for it."""
+    compact: dict[str, Any] = {
+        "ncols": num_columns,
+        "handlelength": 1.0,
+        "handletextpad": 0.4,
+        "columnspacing": 0.9,
+    }
+    figure = ax.figure
+    if isinstance(figure, Figure) and len(figure.axes) == 1:
+        # a figure's own legend may be wider than the axis without squeezing it
+        return figure.legend(loc="outside lower center", **compact)
+    return ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), **compact)
 
 
 def panel_label(ax: Axes, letter: str, text: str = "") -> None:
