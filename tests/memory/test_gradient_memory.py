@@ -1,5 +1,7 @@
 """The compiled gradient never holds an array over all pairs of tokens and all particles."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ BOUND = 16 * 2**20  # 16 MiB; one n x n x M tensor in float64 is 33.6 MB
 
 def temporary_bytes(function, *arguments) -> int:
     """What the compiled function needs beyond its inputs and outputs."""
-    analysis = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    analysis: Any = jax.jit(function).lower(*arguments).compile().memory_analysis()
     return int(analysis.temp_size_in_bytes)
 
 
@@ -21,7 +23,10 @@ def temporary_bytes(function, *arguments) -> int:
 def shapes():
     """Abstract arrays: nothing of this size is computed, only compiled."""
     head = (NUM_CELLS, NUM_PARTICLES, DIM, DIM)
-    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float64)  # noqa: E731
+
+    def array(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float64)
+
     return mf.AttentionAV(array(*head), array(*head)), array(1, NUM_TOKENS, DIM)
 
 

@@ -1,7 +1,7 @@
 """Two-sided orders of the depth schemes, of their adjoints, and of the Monte Carlo limits."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,10 @@ NUM_CELLS = 3 * int(FACTORS[-1]) + 1
 class LopsidedHeun(ExplicitRungeKutta):
     """Heun with its weights shifted: consistent, but of order 1."""
 
-    order = 2
-    a = ((), (1.0,))
-    b = (0.4, 0.6)
-    c = (0.0, 1.0)
+    order: ClassVar[int] = 2
+    a: ClassVar[tuple[tuple[float, ...], ...]] = ((), (1.0,))
+    b: ClassVar[tuple[float, ...]] = (0.4, 0.6)
+    c: ClassVar[tuple[float, ...]] = (0.0, 1.0)
 
 
 @functools.cache
