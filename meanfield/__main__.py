@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
-        return 0 if args else 2
+        return 0
     if args[0] in ("-V", "--version"):
         print(f"meanfield {meanfield.__version__}")
         return 0

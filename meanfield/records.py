@@ -12,6 +12,7 @@ files only; a finished run is never written to again. Floats are stored bit for 
 files; in the manifest a number that JSON has no word for is the string "nan", "inf" or "-inf".
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -280,6 +281,11 @@ class RunDirectory:
         """Paths of all stored files."""
         return sorted(str(p) for p in self.path.rglob("*") if p.is_file() and p.name[0] != ".")
 
+    @property
+    def has_results(self) -> bool:
+        """True once anything but the manifest is stored."""
+        return self.files != [str(self.path / MANIFEST)]
+
     def save(self, name: str, /, **arrays: Any) -> Path:
         """Store named arrays as ``NAME.npz``, whole or not at all; returns the path."""
         return self._store(self.path / f"{_checked(name)}.npz", arrays)
@@ -326,6 +332,18 @@ class RunDirectory:
         """Mark an unfinished run "interrupted" or "failed"; `resume` goes on from there."""
         self._require_unfinished()
         self._close(status, ())
+
+    def discard(self) -> None:
+        """Remove a run that has stored nothing, with its folder; refuse any other."""
+        require(
+            not self.has_results,
+            f"{self.path} holds results",
+            "a run that has stored nothing",
+            "remove the folder by hand if you mean it",
+        )
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def _close(self, status: str, claims: Iterable[Claim]) -> None:
         self._manifest["status"] = status

@@ -54,13 +54,13 @@ class RunOptions:
 
 def command(args: Sequence[str]) -> int:
     """Run it; returns the exit code."""
-    if not args or args[0] in ("-h", "--help"):
+    if args and args[0] in ("-h", "--help"):
         print(USAGE)
-        return 0 if args else 2
-    name, rest = args[0], args[1:]
+        return 0
+    name, rest = (args[0], args[1:]) if args else ("", [])
     require(
-        not name.startswith("-"),
-        f"run {name}",
+        name and not name.startswith("-"),
+        f"run {name}".strip(),
         "the name of an experiment first",
         "see: meanfield list",
     )
@@ -123,6 +123,10 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
         "the stored parameters, so that the run is the same bit for bit",
         "drop those flags or start a new run",
     )
+    for field in dataclasses.fields(chosen.parameters):
+        flag = f"--{field.name.replace('_', '-')}"
+        given = getattr(chosen.parameters, field.name)
+        require(given != (), f"{flag} without values", "at least one", "add some")
     directory = _directory(options, path.stem, preset, chosen.parameters)
     claims = _execute(experiment, chosen.parameters, directory, f"meanfield run {name}")
     result = _result(directory, preset, claims)
@@ -169,7 +173,10 @@ def _execute(
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         with contextlib.suppress(MeanfieldError):
-            directory.abandon("interrupted" if interrupted else "failed")
+            if interrupted or directory.has_results:
+                directory.abandon("interrupted" if interrupted else "failed")
+            else:
+                directory.discard()
         if interrupted:
             print(
                 f"interrupted; go on with: {command_line} --resume {directory.path}",

@@ -107,6 +107,15 @@ def test_folder_with_other_files_is_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
+def test_only_a_run_without_results_is_discarded(run):
+    run.save("arrays", values=[1.0])
+    with pytest.raises(mf.MeanfieldError, match="holds results"):
+        run.discard()
+    (run.path / "arrays.npz").unlink()
+    run.discard()
+    assert not run.path.exists()
+
+
 @dataclass(frozen=True)
 class Settings:
     limit: float

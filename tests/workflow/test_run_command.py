@@ -167,10 +167,12 @@ def test_resume_refuses_what_would_change_the_run(small):
     [
         (["run", "nothing"], "no experiment is named 'nothing'"),
         (["run", "nothing.py"], "nothing.py does not exist"),
+        (["run"], "the name of an experiment first"),
         (["run", "--check"], "the name of an experiment first"),
         (["run", "small.py", "--sise", 3], "--sise"),
         (["run", "small.py", "--num-steps", "many"], "many"),
         (["run", "small.py", "--num-steps"], "--num-steps"),
+        (["run", "small.py", "--sizes"], "--sizes without values"),
         (["run", "small.py", "--jobs", 0], "--jobs 0"),
         (["run", "small.py", "--out", "small.py"], "small.py"),
         (["run", "small.py", "--out", "small.py/below"], "small.py"),
@@ -200,6 +202,12 @@ def test_run_that_cannot_go_on_is_one_line_and_can_be_resumed(small):
     assert mf.RunDirectory.open("results/small").status == "failed"
     small.write_text(text)
     assert call("run", "small.py", "--resume", "results/small")[0] == 0
+
+
+def test_run_that_fails_at_once_leaves_no_folder(light):
+    light.write_text(light.read_text().replace("draws = ", "mf.DepthGrid([0.0]); draws = "))
+    assert "[L+1] with L >= 1" in refused("run", "light.py")
+    assert not list(Path("results").iterdir())
 
 
 def test_a_defect_in_an_experiment_shows_its_place(small):
