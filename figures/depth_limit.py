@@ -41,7 +41,7 @@ def draw(runs):
                 if order is not None:
                     gap = 0.3 if letter == "a" else 0.6
                     plotting.reference_triangle(
-                        ax, order, rate, start=sizes[-3], gap=gap, color=color
+                        ax, order, rate, start=float(sizes[-3]), gap=gap, color=color
                     )
             plotting.panel_label(ax, letter, title)
             ax.set_xlabel("layers $L$")

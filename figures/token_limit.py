@@ -32,7 +32,7 @@ def draw(runs):
                 marker=marker,
                 band=name in ("gaussian", "sobol", "control"),
             )
-        plotting.reference_triangle(ax, -0.5, rates["digit"], start=sizes[-3])
+        plotting.reference_triangle(ax, -0.5, rates["digit"], start=float(sizes[-3]))
         ax.set_xlabel("tokens $n$")
         ax.set_ylabel("error of the flow map at probes")
         plotting.legend_below(ax, num_columns=2)

@@ -31,7 +31,7 @@ def draw(runs):
                 marker=marker,
                 band=name in ("tokens", "control"),
             )
-        plotting.reference_triangle(ax, -0.5, rates["heads"], start=sizes[1])
+        plotting.reference_triangle(ax, -0.5, rates["heads"], start=float(sizes[1]))
         ax.set_xlabel("heads per layer $M$")
         ax.set_ylabel("relative error")
         plotting.legend_below(ax, num_columns=2)

@@ -1,0 +1,150 @@
+"""The limit experiments as a user runs them: claims, --check, resume, figures, the template."""
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meanfield._commands import catalogue
+from meanfield.records import RunDirectory
+from tests.workflow.command_line import ROOT, call, process
+
+EXPERIMENTS = catalogue.names("experiments")
+LIMITS = {
+    # claims that must lie in a band around a slope, series of the control, replicates of the preset
+    "width_limit": ({"tokens": -0.5, "momenta": -0.5, "heads": -0.5}, "control", 32),
+    "depth_limit": (
+        {"euler": -1.0, "heun": -2.0, "rk4": -4.0, "smooth": -1.0, "adjoint_gap": -1.0},
+        "independent",
+        32,
+    ),
+    "token_limit": ({"gaussian": -0.5, "cube": -0.5, "digit": -0.5}, "control", 96),
+}
+WRONG = {"width_limit": "expected_slope", "depth_limit": "expected_euler"}
+
+
+def slope(sizes, errors):
+    errors = np.sqrt((np.atleast_2d(errors) ** 2).mean(axis=0))
+    return np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_hold_are_drawn_resume_and_can_fail(name, here):
+    expected, control, replicates = LIMITS[name]
+    code, out, err = call("run", name, "--preset", "smoke", "--check", "--json")
+    result = json.loads(out)
+    assert (code, result["verdict"]) == (0, "consistent"), result["claims"]
+    assert all(claim["verdict"] == "consistent" for claim in result["claims"])
+
+    # the stored arrays say the same without the library's fit
+    run = RunDirectory.open(Path("results") / name)
+    errors = run.load("errors")
+    tolerance = run.configuration["parameters"]["tolerance"]
+    claimed = [claim["measured"] for claim in result["claims"]]
+    assert tolerance == (0.15 if name == "depth_limit" else 0.06)
+    assert len(errors["sizes"]) >= 5
+    for series, value in expected.items():
+        measured = slope(errors["sizes"], errors[series])
+        assert abs(measured - value) <= tolerance
+        assert min(abs(measured - number) for number in claimed) < 1e-9
+    assert errors[control].shape == (replicates, len(errors["sizes"]))
+    assert abs(slope(errors["sizes"], errors[control]) - min(expected.values())) > 2 * tolerance
+
+    # the figure draws these numbers and its caption states them
+    code, out, err = call("figures", name, "--check")
+    assert (code, err) == (0, "")
+    caption = Path(f"results/figures/{name}.txt").read_text()
+    for claim in run.claims:
+        assert claim.sentence() in caption
+    module = catalogue.load(catalogue.locate("figures", name), ("draw",))
+    figure = module.draw({name: run})
+    drawn = [line for ax in figure.axes for line in ax.lines if line.get_linestyle() == "None"]
+    for series in (*expected, control):
+        means = np.sqrt((np.atleast_2d(errors[series]) ** 2).mean(axis=0))
+        assert any(np.allclose(line.get_ydata(), means, rtol=1e-12) for line in drawn), series
+
+    # a resumed run reads its cells; another expectation of the same numbers is refused by --check
+    again = Path("again")
+    shutil.copytree(run.path, again)
+    (again / "errors.npz").unlink()
+    manifest = json.loads((again / "manifest.json").read_text())
+    manifest["status"] = "interrupted"
+    wrong = WRONG.get(name, "expected_slope")
+    manifest["configuration"]["parameters"][wrong] -= 0.5
+    (again / "manifest.json").write_text(json.dumps(manifest))
+    before = {path: path.stat().st_mtime_ns for path in (again / "cells").iterdir()}
+    code, out, err = call("run", name, "--resume", again, "--check")
+    assert code == 1, out + err
+    assert "inconsistent" in out
+    assert {path: path.stat().st_mtime_ns for path in (again / "cells").iterdir()} == before
+    for series, values in RunDirectory.open(again).load("errors").items():
+        assert np.array_equal(values, errors[series])
+
+
+def test_sizes_that_a_control_cannot_take_are_refused(here):
+    for name, sizes, said in (
+        ("width_limit", (8, 15, 32, 64), "multiples of 4"),
+        ("depth_limit", (8, 9, 10, 12), "even numbers"),
+    ):
+        code, out, err = call("run", name, "--sizes", *sizes)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_the_template_works_as_a_file_of_ones_own(here):
+    mine = here / "mine.py"
+    shutil.copy(ROOT / "experiments" / "template.py", mine)
+    done = process(mine, "--num-heads", 2, "--check", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["name"] == "mine"
+    (claim,) = result["claims"]
+    assert abs(claim["measured"] - 1) < 0.15
+    assert Path("results/mine/errors.npz").exists()
+    code, out, _ = call("run", mine, "--expected-slope", 2, "--check")
+    assert code == 1
+    assert "expected 2: inconsistent" in out
+
+
+def test_the_template_is_forty_lines_of_code():
+    tree = ast.parse((ROOT / "experiments" / "template.py").read_text())
+    docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    lines = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom):
+            end = node.body[0].lineno - 1 if isinstance(node, docstrings) else node.end_lineno
+            lines |= set(range(node.lineno, end + 1))
+    text = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    assert len(lines - text) <= 40
+
+
+@pytest.mark.parametrize("preset", ["smoke", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_presets_fit_their_experiments(name, preset):
+    path = catalogue.locate("experiments", name)
+    module = catalogue.load(path, ("Parameters", "run", "CLAIM", "COST", "FIGURE"))
+    values = catalogue.preset_overrides(path, preset)
+    parameters = catalogue.build_parameters(module.Parameters, values, f"preset {preset}")
+    for key, value in values.items():
+        found = getattr(parameters, key)
+        assert (list(found) if isinstance(found, tuple) else found) == value
+    assert module.FIGURE is None or (ROOT / "figures" / f"{module.FIGURE}.py").exists()
+    assert "\n" not in module.CLAIM + module.COST
+
+
+def test_the_gallery_is_built_by_one_command(here):
+    build = ROOT / "figures" / "build.py"
+    done = process(build, "--results", here, "--out", here / "pictures", cwd=here)
+    assert done.returncode == 2  # nothing to draw yet, which it says in one line
+    assert done.stderr.count("\n") == 1
+    assert "run an experiment first" in done.stderr
