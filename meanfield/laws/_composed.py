@@ -125,6 +125,9 @@ class Product(_Independent):
     Reference: reconstruction, docs/theory.md 3.4.
     """
 
+    def __init__(self, laws: Sequence[AbstractLaw]):
+        super().__init__(laws)
+
     @property
     def dim(self) -> int:
         """``d_1 + ... + d_B``."""

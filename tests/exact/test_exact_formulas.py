@@ -43,7 +43,8 @@ def particle_flow(
 
         def rhs(s: float, flat: np.ndarray, cell: Any = cell) -> np.ndarray:
             x = flat.reshape(path[0].shape)
-            return sum(w * attention(x, weights, a, x) @ v.T for w, a, v in cell).ravel()
+            parts = [w * attention(x, weights, a, x) @ v.T for w, a, v in cell]
+            return np.sum(parts, axis=0).ravel()
 
         span = (nodes[k], nodes[k + 1])
         solved = solve_ivp(
@@ -126,7 +127,7 @@ def test_general_closure_meets_the_isotropic_closed_form() -> None:
 def test_factored_heads_and_depths_between_nodes() -> None:
     generator = np.random.default_rng(4)
     queries, keys = 0.6 * generator.normal(size=(2, 2, 3, 1, 2))
-    values = 0.5 * generator.normal(size=(2, 3, 2, 2))
+    values: Any = 0.5 * generator.normal(size=(2, 3, 2, 2))
     grid = mf.DepthGrid([0.0, 0.4, 1.0])
     factored = mf.ParameterMeasure(mf.AttentionQKV(queries, keys, values), grid)
     scores = 0.5 * np.einsum("kjra,kjrb->kjab", queries, keys)
@@ -250,7 +251,7 @@ def test_two_scalar_tokens_against_a_quadrature() -> None:
             area, _ = quad(lambda w: 1 / (w * np.tanh(w)), 0.25, end, epsabs=1e-13, epsrel=1e-12)
             return area - 2 * value * depth
 
-        end = brentq(travelled, 0.01, 0.9, xtol=1e-15, rtol=1e-14)
+        end: Any = brentq(travelled, 0.01, 0.9, xtol=1e-15)
         assert _two(value, depth) == pytest.approx(np.sqrt(end), rel=1e-11)
 
 
@@ -570,7 +571,7 @@ def test_other_parameter_measures_are_refused() -> None:
     perceptron = mf.ParameterMeasure({"u": np.zeros((2, 3, 2))}, grid)
     with pytest.raises(mf.MeanfieldError, match="expected attention heads"):
         exact.radius_bound(1.0, perceptron)
-    heads = mf.AttentionAV(np.zeros((2, 3, 2, 2)), np.zeros((2, 3, 2, 2)))
+    heads = mf.AttentionAV(jnp.zeros((2, 3, 2, 2)), jnp.zeros((2, 3, 2, 2)))
     joined = mf.ParameterMeasure(heads, grid, interpolation="linear")
     with pytest.raises(mf.MeanfieldError, match="constant in each depth cell"):
         exact.radius_bound(1.0, joined)

@@ -1,6 +1,7 @@
 """Rates: slopes and intervals that hold, verdicts that reject, orders without an exact solution."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_exact_powers_are_recovered(slope: float, constant: float) -> None:
 
 
 @pytest.mark.parametrize("aggregate", ["rms", "mean", "geometric"])
-def test_replicates_give_a_bootstrap_interval(aggregate: str) -> None:
+def test_replicates_give_a_bootstrap_interval(aggregate: Any) -> None:
     rate = mf.fit_rate(SIZES, _replicates(-0.5), aggregate=aggregate)
     lower, upper = rate.interval
     assert lower < rate.slope < upper
