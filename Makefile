@@ -4,7 +4,6 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-OUT ?= results
 PYTEST_ARGS ?=
 
 # One thread for each test process: two cores are enough.
@@ -21,8 +20,8 @@ DEMO_PRESET = smoke
 demo: .venv/.demo
 	$(BIN)/meanfield doctor
 	for name in $(DEMO_EXPERIMENTS); do \
-		$(BIN)/meanfield run $$name --preset $(DEMO_PRESET) --out $(OUT)/$$name || exit $$?; done
-	$(BIN)/meanfield figures --results $(OUT) --out $(OUT)/figures
+		$(BIN)/meanfield run $$name --preset $(DEMO_PRESET) || exit $$?; done
+	$(BIN)/meanfield figures
 
 test: .venv/.test
 	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
