@@ -24,8 +24,8 @@ Reference: the flow is that of arXiv 2605.17660; the task, the lift and the anch
 (docs/theory.md 4.2 for the kernel, 7.4 for the data).
 
 Commands
-    meanfield run digits_training --preset smoke         two minutes on a CPU
-    meanfield run digits_training --preset paper --check half an hour
+    meanfield run digits_training --preset smoke         three minutes on a CPU
+    meanfield run digits_training --preset paper --check a quarter of an hour
     meanfield figures digits_training
 
 Stored: ``fit`` (time, step, risk, squared_norm, dissipation_defect, distance, frozen, along),
@@ -53,7 +53,7 @@ from meanfield.data import (
 from meanfield.ntk import terminal_factor
 
 CLAIM = "the flow fits 20 digits below 1e-3 of the start and classifies new ones, features moving"
-COST = "smoke 2 min, paper 30 min on a CPU core; memory below 1 GB"
+COST = "smoke 3 min, paper 15 min on a CPU core; memory below 1 GB"
 FIGURE = "digits_training"
 
 QUERY = 0  # the query token stands first
@@ -94,7 +94,7 @@ class Parameters:
     """Images per step."""
     dt: float = 0.5
     """Step in training time."""
-    num_steps: int = 1200
+    num_steps: int = 600
     """Steps of the classification."""
     record_every: int = 100
     """Steps between accuracies."""
