@@ -80,8 +80,13 @@ def _short(value: Any) -> str:
 
 def overall_verdict(claims: Iterable[Claim]) -> str:
     """The worst verdict; a run without claims has decided nothing."""
-    verdicts = {claim.verdict for claim in claims} or {UNDECIDED}
-    return next((v for v in (INCONSISTENT, UNDECIDED) if v in verdicts), CONSISTENT)
+    return worst_verdict(claim.verdict for claim in claims)
+
+
+def worst_verdict(verdicts: Iterable[str]) -> str:
+    """Inconsistent before undecided before consistent; undecided if there is none."""
+    found = set(verdicts) or {UNDECIDED}
+    return next((v for v in (INCONSISTENT, UNDECIDED) if v in found), CONSISTENT)
 
 
 def to_plain(value: Any) -> Any:

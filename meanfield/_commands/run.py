@@ -24,6 +24,7 @@ from meanfield.records import (
     find_runs,
     overall_verdict,
     to_json,
+    worst_verdict,
 )
 
 RESULTS = Path("results")
@@ -64,6 +65,8 @@ def command(args: Sequence[str]) -> int:
         "the name of an experiment first",
         "see: meanfield list",
     )
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)  # being terminated is Ctrl-C: the run resumes
     if name == "all":
         options = parse(RunOptions, rest, prog="meanfield run all")
         _check_options(options)
@@ -162,8 +165,6 @@ def _execute(
     experiment: Any, parameters: Any, directory: RunDirectory, command_line: str
 ) -> list[Claim]:
     """Run the experiment; whatever stops it leaves a folder that can be resumed."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # being terminated is Ctrl-C: the run resumes
     try:
         claims = experiment.run(parameters, directory, Progress())
         sound = isinstance(claims, list) and all(isinstance(claim, Claim) for claim in claims)
@@ -204,7 +205,7 @@ def _result(directory: RunDirectory, preset: str | None, claims: list[Claim]) ->
 def _print_result(result: dict[str, Any]) -> None:
     print(f"{result['name']}: {result['verdict']} ({result['seconds']:.1f} s)")
     for claim in result["claims"]:
-        print(f"  {(claim if isinstance(claim, Claim) else Claim(**claim)).sentence()}")
+        print(f"  {claim.sentence()}")
     for file in result["files"]:
         print(f"  {file}")
 
@@ -247,7 +248,8 @@ def _run_all(options: RunOptions) -> int:
             code, output = future.result()
             codes.append(code)
             if code == 0:
-                record(json.loads(output))
+                found = json.loads(output)
+                record({**found, "claims": [Claim(**claim) for claim in found["claims"]]})
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
@@ -258,13 +260,13 @@ def _run_all(options: RunOptions) -> int:
         print(f"interrupted; go on with: meanfield run all --resume {root}", file=sys.stderr)
         raise SystemExit(130) from None
     pool.shutdown()
-    verdicts = {result["verdict"] for result in results}
-    verdict = next((v for v in (INCONSISTENT, UNDECIDED) if v in verdicts), CONSISTENT)
+    verdicts = [result["verdict"] for result in results]
+    verdict = worst_verdict(verdicts + [UNDECIDED] * any(codes))
     if options.json:
         claims = [
-            {"experiment": r["name"], **json.loads(to_json(claim))}
-            for r in results
-            for claim in r["claims"]
+            {"experiment": result["name"], **dataclasses.asdict(claim)}
+            for result in results
+            for claim in result["claims"]
         ]
         summary = {
             "name": "all",

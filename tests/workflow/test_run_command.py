@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
+from meanfield.records import find_runs
 from tests.workflow.command_line import call, environment, process, refused
 
 QUICK = ("--num-steps", 2, "--sizes", 2, 3)
@@ -306,3 +307,20 @@ def test_run_all_tells_the_worst(two_experiments):
     code, out, err = call("run", "all", "--preset", "smoke", "--out", "res2")
     assert code == 2
     assert "second.py cannot be read" in err
+
+
+def test_terminated_run_all_passes_it_on(two_experiments):
+    line = [sys.executable, "-m", "meanfield", "run", "all", "--jobs", "2", "--out", "res"]
+    slow = {**os.environ, "LIGHT_PAUSE": "0.3"}
+    child = subprocess.Popen(line, env=slow, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(list(Path("res").glob("*/cells/row*"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGTERM)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert err.endswith("interrupted; go on with: meanfield run all --resume res\n")
+    assert err.count("interrupted; go on with") == 3
+    assert {run.status for run in find_runs("res")} == {"interrupted"}
+    assert call("run", "all", "--resume", "res")[0] == 0
+    assert [run.status for run in find_runs("res")] == ["finished", "finished"]
