@@ -24,8 +24,8 @@ Reference: the flow is that of arXiv 2605.17660; the task, the lift and the anch
 (docs/theory.md 4.2 for the kernel, 7.4 for the data).
 
 Commands
-    meanfield run digits_training --preset smoke         three minutes on a CPU
-    meanfield run digits_training --preset paper --check a quarter of an hour
+    meanfield run digits_training --preset smoke           three minutes on a CPU
+    meanfield run digits_training --preset paper --check   a quarter of an hour
     meanfield figures digits_training
 
 Stored: ``fit`` (time, step, risk, squared_norm, dissipation_defect, distance, frozen, along),
