@@ -26,7 +26,6 @@ Figure: figures/token_limit.py. Needs the extra `data` (the digit).
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import meanfield as mf
@@ -36,7 +35,7 @@ CLAIM = "contexts of n independent tokens reach their law's flow map at rate n^(
 COST = "smoke 0.5 min, paper 5 min on a CPU core"
 FIGURE = "token_limit"
 
-HEADS, GAUSSIAN, CUBE, DIGIT, SOBOL, CONTROL = range(6)  # names of the random streams
+HEADS, GAUSSIAN, CUBE, DIGIT, SOBOL, SHIFT = range(6)  # names of the random streams
 NUM_CELLS = 2  # RK4 there is far more accurate than the largest cloud
 
 
@@ -90,30 +89,33 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     def follow(tokens: mf.TokenMeasure) -> jax.Array:
         return mf.solve_flow(field, rho, tokens, scheme=scheme, probes=probes).probe_path
 
-    closure = exact.gaussian_closure(gaussian.mean(), gaussian.covariance(), rho)
-    limits = {
-        "gaussian": closure.flow_map(probes),
-        "cube": follow(laws["cube"].tokens(24, rule="legendre")),
-        "digit": follow(image),
-    }
+    def compute_limits() -> dict[str, np.ndarray]:
+        closure = exact.gaussian_closure(gaussian.mean(), gaussian.covariance(), rho)
+        return {
+            "gaussian": closure.flow_map(probes),
+            "cube": follow(laws["cube"].tokens(24, rule="legendre")),
+            "digit": follow(image),
+        }
 
+    limits = directory.cached("limits", compute_limits)
     errors_of = jax.jit(jax.vmap(mf.coupled_distance, in_axes=(0, None)))
 
-    def sweep(index: int, num_tokens: int) -> dict[str, np.ndarray]:
-        keys = {
-            name: jax.random.split(
-                jax.random.fold_in(stream[name], index), parameters.num_replicates
-            )
-            for name in (GAUSSIAN, CUBE, DIGIT, SOBOL, CONTROL)
-        }
+    def draw(law: mf.AbstractLaw, key: jax.Array, num_tokens: int) -> np.ndarray:
+        """Independent contexts ``[R, n, 2]``: a part of the largest, which compiles only once."""
+        num, most = parameters.num_replicates, max(parameters.sizes)
+        return np.asarray(law.sample(key, num * most)).reshape(num, most, 2)[:, :num_tokens]
+
+    def sweep(num_tokens: int) -> dict[str, np.ndarray]:
+        keys = [jax.random.fold_in(one, num_tokens) for one in stream]
         clouds = {
-            name: jax.vmap(lambda key, law=law: law.sample(key, num_tokens))(keys[which])
-            for (name, law), which in zip(laws.items(), (GAUSSIAN, CUBE, DIGIT), strict=True)
+            name: draw(law, key, num_tokens)
+            for (name, law), key in zip(laws.items(), keys[GAUSSIAN : DIGIT + 1], strict=True)
         }
-        sobol = [laws["cube"].tokens(num_tokens, key=key, rule="quasi") for key in keys[SOBOL]]
-        shifts = jax.vmap(lambda key: jax.random.normal(key, (1, 2)))(keys[CONTROL])
-        clouds["sobol"] = jnp.stack([cloud.points for cloud in sobol])
-        clouds["control"] = clouds["gaussian"] + parameters.shift * shifts
+        scrambles = [jax.random.fold_in(keys[SOBOL], r) for r in range(parameters.num_replicates)]
+        sobol = [laws["cube"].tokens(num_tokens, key=key, rule="quasi") for key in scrambles]
+        clouds["sobol"] = np.stack([np.asarray(cloud.points) for cloud in sobol])
+        shifts = jax.random.normal(keys[SHIFT], (parameters.num_replicates, 1, 2))
+        clouds["control"] = clouds["gaussian"] + parameters.shift * np.asarray(shifts)
         limit_of = limits | {"sobol": limits["cube"], "control": limits["gaussian"]}
         return {
             name: errors_of(follow(mf.TokenMeasure(points)), limit_of[name])
@@ -121,8 +123,8 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
         }
 
     table = []
-    for index, num_tokens in enumerate(progress.task(parameters.sizes, "tokens n")):
-        table.append(directory.cached(f"n={num_tokens}", lambda i=index, n=num_tokens: sweep(i, n)))
+    for num_tokens in progress.task(parameters.sizes, "tokens n"):
+        table.append(directory.cached(f"n={num_tokens}", lambda n=num_tokens: sweep(n)))
     errors = {name: np.stack([cell[name] for cell in table], axis=1) for name in table[0]}
     directory.save("errors", sizes=np.array(parameters.sizes), **errors)
 

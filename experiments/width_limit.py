@@ -26,8 +26,10 @@ Figure: figures/width_limit.py.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import meanfield as mf
@@ -115,47 +117,51 @@ def train(rho: mf.ParameterMeasure, batch: mf.Batch, parameters: Parameters) -> 
     return state.rho
 
 
-def copies(rho: mf.ParameterMeasure, num_heads: int) -> mf.ParameterMeasure:
-    """Each of the few heads as often as needed: ``num_heads`` in each cell, a multiple."""
-    times = num_heads // rho.num_particles
-    particles = jax.tree.map(lambda leaf: np.repeat(leaf, times, axis=1), rho.particles)
-    return mf.ParameterMeasure(particles, rho.grid)
+def with_heads(rho: mf.ParameterMeasure, index: np.ndarray) -> mf.ParameterMeasure:
+    """The heads at ``index [M]`` of each cell; an index may occur again."""
+    return mf.ParameterMeasure(jax.tree.map(lambda leaf: leaf[:, index], rho.particles), rho.grid)
 
 
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Sweep M, store errors ``[R, K]`` of tokens, momenta, heads and the control, fit slopes."""
-    if any(size % TIED_HEADS for size in parameters.sizes):
-        raise mf.MeanfieldError(
-            f"sizes is {parameters.sizes}",
-            f"multiples of {TIED_HEADS}, the heads of the control",
-            "pass --sizes 8 16 32 64",
-        )
     mf.use_double()
     root = jax.random.key(parameters.seed)
     stream = [jax.random.fold_in(root, name) for name in range(4)]
     field, loss = mf.SoftmaxAttention("av"), mf.SquaredLoss()
-    subsample = jax.jit(mf.subsample, static_argnums=1)  # one compilation per M
+    # a draw of M heads is a part of a draw of the most: one compilation serves every M
+    subsample = jax.jit(partial(mf.subsample, num_particles=max(parameters.sizes)))
     batch = task(parameters, stream[TOKENS])
     rho = reference_heads(parameters, stream[HEADS])
-    limit = mf.conditional_gradient(field, rho, loss, batch)
-    trained = train(rho, batch, parameters)
     start = np.asarray(batch.contexts.points)
-    tokens, momenta = np.asarray(limit.path[:, -1]), np.asarray(limit.momenta[:, 0])
+
+    def limits() -> dict[str, np.ndarray]:
+        limit = mf.conditional_gradient(field, rho, loss, batch)
+        trained = train(rho, batch, parameters).particles
+        return {
+            "tokens": limit.path[:, -1],
+            "momenta": limit.momenta[:, 0],
+            "A": trained.A,
+            "V": trained.V,
+        }
+
+    limit = directory.cached("limit", limits)
+    tokens, momenta = limit["tokens"], limit["momenta"]
+    trained = rho.with_particles(mf.AttentionAV(jnp.asarray(limit["A"]), jnp.asarray(limit["V"])))
     moved = np.linalg.norm(tokens - start)
     travelled = mf.labelled_distance(rho, trained)
 
     def sweep(index: int, num_heads: int) -> dict[str, np.ndarray]:
-        rows = []
+        rows, first = [], np.arange(num_heads)
         for replicate in range(parameters.num_replicates):
             draw, tie = (
                 jax.random.fold_in(jax.random.fold_in(stream[name], index), replicate)
                 for name in (DRAWS, TIED)
             )
-            few = subsample(rho, num_heads, key=draw)
+            few = with_heads(subsample(rho, key=draw), first)
             found = mf.conditional_gradient(field, few, loss, batch)
             # the same key draws the same labels: these heads again, trained in the crowd of all
-            followed = subsample(trained, num_heads, key=draw)
-            tied = copies(subsample(rho, TIED_HEADS, key=tie), num_heads)
+            followed = with_heads(subsample(trained, key=draw), first)
+            tied = with_heads(subsample(rho, key=tie), first % TIED_HEADS)
             control = mf.conditional_gradient(field, tied, loss, batch).path[:, -1]
             rows.append(
                 [
