@@ -1,6 +1,7 @@
 import inspect
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -164,7 +165,7 @@ def test_query_first_or_last_is_the_latest_token_of_the_same_measure(digits):
 def test_padding_to_a_given_size_changes_no_flow(digits):
     images = digits.train_images[:2]
     rho = mf.ParameterMeasure(
-        mf.AttentionAV(0.8 * np.eye(3)[None, None], -0.5 * np.eye(3)[None, None]),
+        mf.AttentionAV(0.8 * jnp.eye(3)[None, None], -0.5 * jnp.eye(3)[None, None]),
         mf.DepthGrid.uniform(1),
     )
     field = mf.SoftmaxAttention("av")

@@ -64,7 +64,7 @@ def test_rate_plot_holds_points_band_line_and_slope(ax):
         assert seen.min() == pytest.approx(bottom)
         assert seen.max() == pytest.approx(top)
     line = ax.lines[1]
-    assert line.get_xdata().tolist() == [8, 128]
+    assert np.asarray(line.get_xdata()).tolist() == [8, 128]
     assert np.allclose(line.get_ydata(), rate.predict([8, 128]))
     assert line.get_color() == points.get_color()
     lower, upper = rate.interval
@@ -221,7 +221,7 @@ def test_training_curve_and_levels(ax):
     assert ax.get_yscale() == "log"
     assert ax.get_xlabel() == "training time $t$"
     levels = plotting.level_lines(ax, {"linear": 0.5, "kernel": 0.1})
-    assert [float(level.get_ydata()[0]) for level in levels] == [0.5, 0.1]
+    assert [float(np.asarray(level.get_ydata())[0]) for level in levels] == [0.5, 0.1]
     assert [text.get_text() for text in ax.texts] == ["linear", "kernel"]
     assert [text.xy[1] for text in ax.texts] == [0.5, 0.1]
 
@@ -236,15 +236,15 @@ def test_accuracy_keeps_a_linear_scale(ax):
 
 def test_spectrum_falls_and_rests_on_its_floor(ax):
     line = plotting.spectrum(ax, [1e-3, 1.0, 0.0, -1e-20], label="V", threshold=1e-11)
-    assert line.get_xdata().tolist() == [1, 2, 3, 4]
-    assert line.get_ydata().tolist() == [1.0, 1e-3, 1e-18, 1e-18]
-    assert float(ax.lines[1].get_ydata()[0]) == 1e-11
+    assert np.asarray(line.get_xdata()).tolist() == [1, 2, 3, 4]
+    assert np.asarray(line.get_ydata()).tolist() == [1.0, 1e-3, 1e-18, 1e-18]
+    assert float(np.asarray(ax.lines[1].get_ydata())[0]) == 1e-11
 
 
 def test_heat_strip_holds_its_matrix_and_centres_signs(ax):
     values = np.array([[0.0, 1.0], [-3.0, 2.0]])
     image = plotting.heat_strip(ax, values, name="gap", extent=(0.0, 1.0, 0.0, 2.0), signed=True)
-    assert np.array_equal(image.get_array(), values)
+    assert np.array_equal(np.asarray(image.get_array()), values)
     assert image.get_clim() == (-3.0, 3.0)
     assert image.get_extent() == [0, 1, 0, 2]
     assert ax.figure.axes[1].get_ylabel() == "gap"
@@ -310,7 +310,7 @@ def test_files_are_the_same_bytes_in_every_process_and_need_no_jax(tmp_path):
         assert image.size == (2100, round(7.0 * plotting.GOLDEN / 2 * 300))
         assert "Software" not in image.info
     with Image.open(tmp_path / "1" / "moving.gif") as image:
-        assert image.n_frames == 4
+        assert getattr(image, "n_frames", 1) == 4
         assert image.info["loop"] == 0
 
 
@@ -341,7 +341,7 @@ def test_animated_tokens_move(tmp_path):
     file = plotting.animate_tokens(spiral(2), tmp_path / "moving.gif", fps=10)
     frames = []
     with Image.open(file) as image:
-        for index in range(image.n_frames):
+        for index in range(getattr(image, "n_frames", 1)):
             image.seek(index)
             assert image.info["duration"] == 100
             frames.append(np.asarray(image.convert("RGB"), int))
