@@ -236,3 +236,45 @@ class TestTraining:
     @pytest.mark.parametrize(("num_cells", "expected"), [(20, 1.68872), (80, 1.69121)])
     def test_euler_layers_approach_it_at_first_order(self, num_cells, expected):
         assert self.output(mf.Euler(), num_cells, 1) == pytest.approx(expected, abs=1e-5)
+
+
+def test_training_tends_to_the_lazy_limit():
+    """V = 0 at first and targets x(0) + eps delta: the frozen kernel's decay as eps -> 0.
+
+    The Gram matrix is made by hand from the attention means (docs/theory.md 4.4).
+    """
+    num_cells, num_heads, end = 2, 20, 2.0
+    generator = np.random.default_rng(12)
+    x = generator.normal(size=(2, 3, 2))
+    scores = generator.normal(size=(num_heads, 2, 2))
+    delta = generator.normal(size=x.shape)
+    weights = generator.uniform(0.5, 1.0, size=(2, 3))
+    weights /= weights.sum(axis=1, keepdims=True)
+    tilted = weights[:, None, None] * np.exp(np.einsum("iak,jkl,ibl->ijab", x, scores, x))
+    means = np.einsum("ijab,ibl->jial", tilted / tilted.sum(axis=-1, keepdims=True), x)
+    features = means.reshape(num_heads, 6, 2)
+    gram = np.einsum("jak,jbk->ab", features, features) / num_heads
+    omega = weights.ravel() / 2
+
+    A = np.broadcast_to(scores, (num_cells, *scores.shape))
+    particles = mf.AttentionAV(jnp.asarray(A), jnp.zeros((num_cells, num_heads, 2, 2)))
+    rho = mf.ParameterMeasure(particles, mf.DepthGrid.uniform(num_cells))
+    contexts = mf.TokenMeasure.from_weights(x, weights)
+
+    def decay(size: float) -> float:
+        batch = mf.Batch(contexts, x + size * delta)
+        ends = []
+        for steps in (50, 100, 200):
+            stepper = mf.EulerStep(end / steps)
+            state = mf.init_training(AV, rho, mf.SquaredLoss(), batch, stepper=stepper)
+            risk = mf.run_training(state, steps, record_every=steps).risk
+            ends.append(risk[-1] / risk[0])
+        return float(mf.richardson(np.array(ends), order=1.0).value)
+
+    lazy = exact.lazy_risk(gram, omega, -delta.reshape(6, 2), [0.0, end])
+    expected = lazy[1] / lazy[0]
+    assert expected < 0.8
+    gaps = {size: abs(decay(size) - expected) for size in (1.0, 0.1, 0.001)}
+    assert gaps[1.0] > 1e-3  # features move
+    assert gaps[0.1] < 0.2 * gaps[1.0]
+    assert gaps[0.001] < 2e-5
