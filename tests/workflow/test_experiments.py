@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meanfield._commands import catalogue
-from meanfield.records import RunDirectory
+from meanfield.records import Claim, RunDirectory
 from tests.workflow.command_line import ROOT, call, process
 
 EXPERIMENTS = catalogue.names("experiments")
@@ -136,6 +136,39 @@ def test_presets_fit_their_experiments(name, preset):
         assert (list(found) if isinstance(found, tuple) else found) == value
     assert module.FIGURE is None or (ROOT / "figures" / f"{module.FIGURE}.py").exists()
     assert "\n" not in module.CLAIM + module.COST
+
+
+DRAW_WITHOUT_JAX = """
+import sys
+for name in ("jax", "jaxlib", "equinox", "diffrax"):
+    sys.modules[name] = None
+from meanfield.__main__ import main
+sys.exit(main(["figures", *sys.argv[1:], "--results", "results"]))
+"""
+
+
+def test_figures_of_the_limits_need_no_solver(here):
+    for name, (series, control, replicates) in LIMITS.items():
+        parameters = catalogue.load(
+            catalogue.locate("experiments", name), ("Parameters",)
+        ).Parameters
+        run = RunDirectory.create(
+            Path("results") / name, name=name, configuration={"parameters": parameters()}
+        )
+        sizes = np.array([8, 16, 32, 64, 128])
+        noise = np.exp(0.1 * np.random.default_rng(0).standard_normal((replicates, 5)))
+        arrays = {key: 2.0 * sizes**value for key, value in series.items()}
+        if name != "depth_limit":
+            arrays = {key: noise * value for key, value in arrays.items()}
+        extra = {"sobol": noise / sizes} if name == "token_limit" else {}
+        run.save("errors", sizes=sizes, **arrays, **extra, **{control: noise})
+        run.finish([Claim("slope", -0.5, -0.51, (-0.52, -0.5), "consistent")])
+    done = process("-c", DRAW_WITHOUT_JAX, *LIMITS, cwd=here)
+    assert done.returncode == 0, done.stderr
+    for name in LIMITS:
+        assert Path(f"results/figures/{name}.png").stat().st_size > 10_000
+        caption = Path(f"results/figures/{name}.txt").read_text()
+        assert "slope -0.51 [-0.52, -0.5], expected -0.5: consistent" in caption
 
 
 def test_the_gallery_is_built_by_one_command(here):
