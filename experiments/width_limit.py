@@ -46,7 +46,7 @@ TIED_HEADS = 4
 class Parameters:
     """What the sweep is made of."""
 
-    sizes: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
+    sizes: tuple[int, ...] = (16, 32, 64, 128, 256)
     """M, heads per layer."""
     num_reference: int = 2048
     """Heads per layer of the limit."""
