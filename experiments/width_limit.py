@@ -18,7 +18,7 @@ check that accepts the claim must reject its slope.
 
 Commands
     meanfield run width_limit --preset smoke --check     half a minute on a CPU
-    meanfield run width_limit --preset paper             ten minutes
+    meanfield run width_limit --preset paper             five minutes
     meanfield figures width_limit
 
 Cost: O(N L M n^2 d) per replicate and size, a few gradients each; memory O(N L n d + L M d^2).
@@ -35,7 +35,7 @@ import numpy as np
 import meanfield as mf
 
 CLAIM = "tokens, momenta and trained heads reach the mean-field limit at rate M^(-1/2)"
-COST = "smoke 0.5 min, paper 10 min on a CPU core; memory below 1 GB"
+COST = "smoke 0.5 min, paper 5 min on a CPU core; memory below 1 GB"
 FIGURE = "width_limit"
 
 TOKENS, HEADS, DRAWS, TIED = range(4)  # names of the random streams
