@@ -16,7 +16,7 @@ independent: there is no limit, and the check that accepts -1/2 must reject the 
 
 Commands
     meanfield run token_limit --preset smoke --check     half a minute on a CPU
-    meanfield run token_limit --preset paper             five minutes
+    meanfield run token_limit --preset paper             two minutes
     meanfield figures token_limit
 
 Cost: O(R L M n (n + m) d) per size; all replicates are one batch of contexts, O(R L n d) memory.
@@ -32,7 +32,7 @@ import meanfield as mf
 from meanfield import data, exact
 
 CLAIM = "contexts of n independent tokens reach their law's flow map at rate n^(-1/2)"
-COST = "smoke 0.5 min, paper 5 min on a CPU core"
+COST = "smoke 0.5 min, paper 2 min on a CPU core"
 FIGURE = "token_limit"
 
 HEADS, GAUSSIAN, CUBE, DIGIT, SOBOL, SHIFT = range(6)  # names of the random streams
