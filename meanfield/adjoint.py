@@ -67,7 +67,8 @@ class ContinuousAdjoint(AbstractAdjoint):
     """The backward ODE ``-dq/ds = (D Phi)^T q``, integrated with tokens and gradient together.
 
     Args: scheme of the backward ODE; None: that of the forward flow. Each cell starts from the
-        stored forward node. The gap to `DiscreteAdjoint` is O(ds^order).
+        stored forward node. The gap to `DiscreteAdjoint` is O(ds^p), p the lower order of the
+        two schemes (constant interpolation).
     Reference: reconstruction, docs/theory.md 2.2, 2.8.
     """
 
@@ -157,11 +158,12 @@ def transport_momenta(
     method: AbstractAdjoint,
     scheme: AbstractScheme,
     budget: int,
-) -> tuple[Particles, PyTree]:
+) -> tuple[Particles, PyTree, Array]:
     """Traced core: terminal momenta carried back through all cells by a reverse scan.
 
-    Returns the conditional gradient, leaves ``[L, M, ...]`` (summed over contexts), and the momenta
-    ``[L+1, N, n, d]``; ``path`` are the forward nodes, same shape.
+    Returns the conditional gradient, leaves ``[L, M, ...]`` (summed over contexts), the momenta
+    ``[L+1, N, n, d]`` and, per cell, whether the backward solve succeeded; ``path`` are the forward
+    nodes, of the momenta's shape.
     """
     backward_scheme = method.backward_scheme(scheme)
     discrete = isinstance(method, DiscreteAdjoint)
@@ -192,7 +194,7 @@ def transport_momenta(
             stages = zip(backward_scheme.c, gradients, strict=True)
             parts = [shares(part, gradient) for part, gradient in stages]
             here, after = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-            return q, (here, after, q)
+            return q, (here, after, q, jnp.array(True))
 
         # Continuous: integrate (x, q, int G ds) backwards in tau = s_{k+1} - s over the cell.
         def reversed_rate(tau_part: Any, state: Any) -> Any:
@@ -203,28 +205,37 @@ def transport_momenta(
             return backwards, bar, shares(part, gradient)
 
         zeros = jax.tree.map(jnp.zeros_like, (particles, particles if linear else ()))
-        (_, q, integral), _ = cross_cell(backward_scheme, reversed_rate, (end, q, zeros), step)
+        start_state = (end, q, zeros)
+        (_, q, integral), okay = cross_cell(backward_scheme, reversed_rate, start_state, step)
         here, after = jax.tree.map(lambda leaf: leaf / step, integral)
-        return q, (here, after, q)
+        return q, (here, after, q, okay)
 
     starts = jax.tree.map(lambda leaf: leaf[:-1], path)
     ends = () if discrete else jax.tree.map(lambda leaf: leaf[1:], path)
-    _, (here, after, momenta) = jax.lax.scan(
+    _, (here, after, momenta, okay) = jax.lax.scan(
         cross, terminal, (cell_data(rho), starts, ends), reverse=True
     )
     momenta = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), momenta, terminal)
+    okay = okay & finite_cells(momenta)
     if not linear:
-        return here, momenta
+        return here, momenta, okay
     # What cell k sends to the node after it belongs to particle (k+1, j), whose metric weight is
-    # ds_{k+1} w_{k+1,j}; the last cell reads its own particles at both ends.
-    log_metric = jnp.log(rho.grid.steps)[:, None] + rho.log_weights
-    ratio = jnp.exp(log_metric[:-1] - log_metric[1:])
+    # ds_{k+1} w_j; the last cell reads its own particles at both ends.
+    ratio = rho.grid.steps[:-1] / rho.grid.steps[1:]
 
     def join(g: Array, g_next: Array) -> Array:
-        carried = ratio.reshape(*ratio.shape, *[1] * (g.ndim - 2)).astype(g.dtype) * g_next[:-1]
+        carried = ratio.reshape(-1, *[1] * (g.ndim - 1)).astype(g.dtype) * g_next[:-1]
         return g.at[1:].add(carried).at[-1].add(g_next[-1])
 
-    return jax.tree.map(join, here, after), momenta
+    return jax.tree.map(join, here, after), momenta, okay
+
+
+def finite_cells(momenta: PyTree) -> Array:
+    """Per cell, whether the momenta ``[L+1, ...]`` at its left node are finite."""
+    flags = [
+        jnp.isfinite(leaf[:-1]).reshape(leaf.shape[0] - 1, -1) for leaf in jax.tree.leaves(momenta)
+    ]
+    return jnp.all(jnp.concatenate(flags, axis=1), axis=1)
 
 
 def squared_norm(rho: ParameterMeasure, gradient: Particles) -> Scalar:
@@ -254,7 +265,7 @@ def gradient_core(
     scheme: AbstractScheme,
     method: AbstractAdjoint,
 ) -> tuple[GradientSolution, Array]:
-    """Traced core of `conditional_gradient`: the solution and the status of the forward flow."""
+    """Traced core of `conditional_gradient`: the solution, forward and backward status ``[2]``."""
     chunk, budget = contexts_budget(batch.contexts, rho, 0)
 
     def on_chunk(some: Batch) -> tuple[Any, Any]:
@@ -262,15 +273,20 @@ def gradient_core(
         (path, _), okay = forward(field, rho, mu, None, scheme, keep="path", budget=budget)
         last = jax.tree.map(lambda leaf: leaf[-1], path)
         value, terminal = _terminal(objective, some, last, batch.num_contexts)
-        gradient, momenta = transport_momenta(
+        gradient, momenta, back = transport_momenta(
             field, rho, mu, path, terminal, method, scheme, budget
         )
         moved = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), (momenta, path))
-        return (value, gradient, jnp.where(okay, 0, 1)), moved
+        failures = (jnp.where(okay, 0, 1), jnp.where(back, 0, 1))
+        return (value, gradient, failures), moved
 
     (value, gradient, failures), (momenta, path) = in_chunks(on_chunk, batch, chunk)
     norm = jnp.sqrt(squared_norm(rho, gradient))
-    return GradientSolution(value, gradient, momenta, norm, path), first_failure(failures)
+    solution = GradientSolution(value, gradient, momenta, norm, path)
+    # The backward solve meets the last cell first.
+    last = first_failure(failures[1][::-1])
+    last = jnp.where(last < 0, -1, rho.num_cells - 1 - last)
+    return solution, jnp.stack([first_failure(failures[0]), last])
 
 
 @eqx.filter_jit
@@ -363,7 +379,10 @@ def conditional_gradient(
     """The conditional Wasserstein gradient of the risk, by one forward and one reverse scan.
 
     ``G(s_k, theta_kj) = (1/N) sum_i sum_a d/dtheta <q_ia, phi_theta[mu_i](x_ia)>``, equal to
-    ``(1 / (ds_k w_kj)) dL/dtheta_kj`` (M/ds_k times the partial derivative for equal masses).
+    ``(1 / (ds_k w_kj)) dL/dtheta_kj`` (M/ds_k times the partial derivative for equal masses). With
+    linear interpolation in depth the second form is the definition: particle (k, j) is a node of
+    the two cells beside it, its metric weight stays ds_k w_j, and so G at the end nodes and on
+    uneven grids is *not* the continuous G(s_k, theta) (docs/theory.md 2.7).
 
     Args:
         contexts: a `Batch` (contexts, targets, loss weights: risks R1, R2, R3).
@@ -378,5 +397,6 @@ def conditional_gradient(
     validate_problem(field, rho, objective, contexts, scheme)
     method = resolve_method(method, scheme)
     solution, status = gradient_core(field, rho, objective, contexts, scheme, method)
-    raise_failure(status, rho.grid, scheme)
+    raise_failure(status[0], rho.grid, scheme)
+    raise_failure(status[1], rho.grid, method.backward_scheme(scheme), what="momenta")
     return solution

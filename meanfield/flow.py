@@ -315,18 +315,24 @@ def _solve(
     return path, probe_path, first_failure(failures)
 
 
-def raise_failure(status: Any, grid: DepthGrid, scheme: AbstractScheme) -> None:
+def raise_failure(
+    status: Any, grid: DepthGrid, scheme: AbstractScheme, *, what: str = "tokens"
+) -> None:
     """Turn a concrete status into a `NonFiniteError` that names the depth cell."""
     if not is_concrete(status) or int(status) < 0:
         return
     cell = int(status)
     nodes = np.asarray(grid.nodes)
+    fault, more = "are not finite", ""
+    if isinstance(scheme, Adaptive):
+        fault += f", or take more than {scheme.max_steps} steps,"
+        more = ", a larger max_steps"
     raise NonFiniteError(
-        f"tokens are not finite after depth cell {cell} (s in [{nodes[cell]:.4g},"
-        f" {nodes[cell + 1]:.4g}]) under {type(scheme).__name__}",
+        f"{what} {fault} in depth cell {cell} (s in [{nodes[cell]:.4g}, {nodes[cell + 1]:.4g}])"
+        f" under {type(scheme).__name__}",
         "a flow that stays finite",
-        "use smaller values V, more depth cells (refine_depth), or a shorter horizon: unbounded"
-        " token laws may blow up at finite depth",
+        f"use smaller values V, more depth cells (refine_depth){more}, or a shorter horizon:"
+        " unbounded token laws may blow up at finite depth",
     )
 
 

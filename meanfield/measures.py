@@ -404,7 +404,7 @@ class ParameterMeasure(eqx.Module):
         log_weights: ``log w_kj``, ``[L, M]``, normalised in every cell; None: equal mass 1/M.
         interpolation: "constant" reads the same particles throughout a cell; "linear" joins
             particle j of cell k, placed at the node s_k, to particle j of cell k+1 (particles are
-            labelled then; the last cell stays constant).
+            labelled then and keep their mass; the last cell stays constant).
 
     Raises: `MeanfieldError` on leaves without the axes [L, M], non-finite values, bad weights.
     Reference: reconstruction, docs/theory.md 1.2 and 4.1.
@@ -456,6 +456,19 @@ class ParameterMeasure(eqx.Module):
             log_weights, (num_cells, num_particles), leaves[0].dtype
         )
         self.interpolation = interpolation
+        if interpolation == "linear":
+            self._require_constant_masses("linear interpolation")
+
+    def _require_constant_masses(self, what: str) -> None:
+        """Particles that are labelled across depth keep their mass."""
+        if is_concrete(self.log_weights):
+            masses = np.exp(np.asarray(self.log_weights))
+            require(
+                np.allclose(masses, masses[0], rtol=1e-6, atol=1e-12),
+                f"{what} of particles whose masses change with depth",
+                "the same log_weights in every cell, since particles are labelled",
+                "pass equal rows of log_weights, or interpolation='constant'",
+            )
 
     @property
     def num_cells(self) -> int:
@@ -519,7 +532,8 @@ def subsample(
     ``labelled=True`` draws the same labels in all cells (particles that are the same head at every
     depth). Error of a mean: ``O(M^-1/2)``; without replacement ``(1/M - 1/M_ref)^{1/2}``.
 
-    Raises: `MeanfieldError` if more are asked without replacement than there are.
+    Raises: `MeanfieldError` if more are asked without replacement than there are, if masses are
+        unequal without replacement, or change with depth for labelled draws (both are biased).
     """
     require_positive_integer("num_particles", num_particles)
     require(
@@ -528,6 +542,15 @@ def subsample(
         f"at most {rho.num_particles}",
         "pass replace=True or fewer particles",
     )
+    if labelled:
+        rho._require_constant_masses("labelled draws")
+    if not replace and is_concrete(rho.log_weights):
+        require(
+            np.ptp(np.asarray(rho.log_weights)) < 1e-6,
+            "draws without replacement from particles of unequal mass",
+            "equal masses, without which such a draw is biased",
+            "pass replace=True",
+        )
 
     def draw(one_key: Key, weights: Array) -> Array:
         return jax.random.choice(
@@ -561,7 +584,8 @@ def sample_parameters(
         across_depth: "independent" draws anew in every cell; "constant" keeps one ensemble;
             "smooth" joins two independent ensembles, ``theta(s) = cos(pi s/2S) theta_0 +
             sin(pi s/2S) theta_1`` read at the cells' left nodes with linear interpolation, which
-            keeps every marginal of a centred Gaussian law and has a limit as L grows.
+            keeps the marginals of a centred Gaussian law at the nodes (between them up to O(ds^2))
+            and has a limit as L grows.
 
     Cost: O(L M) particles. Reference: our choice, docs/theory.md 1.2.
     """

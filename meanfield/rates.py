@@ -137,9 +137,12 @@ def fit_rate(
         sizes: ``[K]``, distinct and positive: M, L, n or a step.
         errors: ``[K]``, one deterministic curve, or ``[R, K]``, a row per replicate (seed).
         aggregate: how replicates join before the fit: root mean square, mean or geometric mean.
-        level: confidence level. Rows: percentile bootstrap over whole replicates, which keeps
-            what the sizes of one replicate have in common. One row: Student's interval from the
-            scatter around the line.
+        level: confidence level. Rows: ``slope +- t s``, with s the bootstrap standard error over
+            whole replicates (which keeps what the sizes of one replicate have in common), freed of
+            its bias by ``sqrt(R/(R-1))``, and t Student's quantile with R - 1 degrees of freedom:
+            percentiles cover too little for few replicates. One row: Student's interval from the
+            scatter around the line; for a deterministic curve that scatter is curvature, and the
+            interval tells how straight the line is, not where the true order lies.
         num_bootstrap: resamples.
         min_sizes: fewest sizes that count as a fit, at least 3; two points fit any slope.
         seed: of the resamples.
@@ -192,14 +195,14 @@ def fit_rate(
         draws = generator.integers(len(replicates), size=(num_bootstrap, len(replicates)))
         resampled = np.stack([_aggregate(replicates[draw], aggregate) for draw in draws])
         slopes, _ = _line(log_sizes, np.log(resampled))
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        lower, upper = (float(bound) for bound in np.quantile(slopes, tails))
+        freedom = len(replicates) - 1
+        deviation = np.std(slopes) * np.sqrt(len(replicates) / freedom)
     else:
         freedom = len(sizes) - 2
         spread = np.sum((log_sizes - log_sizes.mean()) ** 2)
         deviation = np.sqrt(unexplained / freedom / spread)
-        half = float(stats.t.ppf((1 + level) / 2, freedom) * deviation)
-        lower, upper = float(slope) - half, float(slope) + half
+    half = float(stats.t.ppf((1 + level) / 2, freedom) * deviation)
+    lower, upper = float(slope) - half, float(slope) + half
     return Rate(
         slope=float(slope),
         interval=(lower, upper),

@@ -141,7 +141,7 @@ class TrainingInfo(eqx.Module):
     """What one step tells.
 
     Risk and |grad L|^2 before it, its dt, whether it was taken, and the dissipation defect
-    ``(L_new - L)/dt + (|G|^2 + |G_new|^2)/2`` (NaN with minibatches).
+    ``(L_new - L)/dt + (|G|^2 + |G_new|^2)/2`` (NaN with minibatches and refused attempts).
     """
 
     risk: Scalar
@@ -155,7 +155,7 @@ class History(NamedTuple):
     """Records of a training run, numpy arrays of equal length (the start included).
 
     time; risk (full batch); squared_norm ``|grad L|^2`` (NaN with minibatches);
-    dissipation_defect of the last step; distance: conditional W2 from the start (its labelled
+    dissipation_defect of the last step taken; distance: conditional W2 from the start (its labelled
     upper bound beyond 256 particles per cell); largest: largest absolute particle entry; observed:
     what the observers returned, stacked; state: the last state.
     """
@@ -302,7 +302,8 @@ def _full_step(state: TrainingState) -> tuple[TrainingState, TrainingInfo]:
         factor = jnp.clip(0.9 * tolerance / jnp.maximum(error, 1e-12), 0.2, 1.5)
         factor = jnp.where(accepted, factor, jnp.minimum(factor, 0.5))
         next_dt = state.dt * factor
-        info = eqx.tree_at(lambda i: i.accepted, info, accepted)
+        defect = jnp.where(accepted, info.dissipation_defect, jnp.nan)
+        info = eqx.tree_at(lambda i: (i.accepted, i.dissipation_defect), info, (accepted, defect))
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(info.accepted, a, b), new, old)  # noqa: E731
     new = eqx.tree_at(
         lambda s: (s.rho, s.time, s.step, s.dt, s.value, s.gradient),
@@ -353,7 +354,9 @@ def _many_steps(state: TrainingState, count: Array) -> tuple[tuple[Any, ...], Tr
 
     def body(_: Any, carry: Any) -> Any:
         new, info = _one_step(_with_moving(state, carry[0]))
-        return _moving(new), info
+        # The last step that was taken tells the defect; a refused attempt tells nothing.
+        last = jax.tree.map(lambda a, b: jnp.where(info.accepted, a, b), info, carry[1])
+        return _moving(new), last
 
     first, info = _one_step(state)
     return jax.lax.fori_loop(1, count, body, (_moving(first), info))

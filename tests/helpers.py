@@ -87,7 +87,8 @@ def random_measure(
     particles = jax.tree.map(draw, shapes, is_leaf=is_shape)
     log_weights = None
     if weighted:
-        rows = generator.normal(size=(1 if constant else grid.num_cells, num_particles))
+        same = constant or interpolation == "linear"  # labelled particles keep their mass
+        rows = generator.normal(size=(1 if same else grid.num_cells, num_particles))
         log_weights = np.broadcast_to(0.6 * rows, (grid.num_cells, num_particles))
     return mf.ParameterMeasure(particles, grid, log_weights, interpolation=interpolation)
 

@@ -11,7 +11,15 @@ from meanfield._checks import require
 from meanfield._typing import Array, Float
 from meanfield.adjoint import DiscreteAdjoint, transport_momenta
 from meanfield.fields.base import AbstractField
-from meanfield.flow import AbstractScheme, Euler, contexts_budget, forward, validate
+from meanfield.flow import (
+    AbstractScheme,
+    Euler,
+    contexts_budget,
+    first_failure,
+    forward,
+    raise_failure,
+    validate,
+)
 from meanfield.measures import ParameterMeasure, TokenMeasure
 
 
@@ -22,19 +30,19 @@ def _factor(
     mu: TokenMeasure,
     tokens: Array,
     scheme: AbstractScheme,
-) -> Array:
+) -> tuple[Array, Array]:
     _, budget = contexts_budget(mu, rho, 0)
     metric = jnp.sqrt(rho.grid.steps[:, None] * rho.weights)
     dim = mu.dim
 
-    def of_context(one: TokenMeasure) -> Array:
+    def of_context(one: TokenMeasure) -> tuple[Array, Array]:
         batch = jax.tree.map(lambda leaf: leaf[None], one)
-        (path, _), _ = forward(field, rho, batch, None, scheme, keep="path", budget=budget)
+        (path, _), okay = forward(field, rho, batch, None, scheme, keep="path", budget=budget)
 
         def of_output(token: Array, coordinate: Array) -> Array:
             last = path[-1]
             terminal = jnp.zeros_like(last).at[0, token, coordinate].set(1.0)
-            gradient, _ = transport_momenta(
+            gradient, _, _ = transport_momenta(
                 field, rho, batch, path, terminal, DiscreteAdjoint(), scheme, budget
             )
             flat = [
@@ -45,10 +53,11 @@ def _factor(
 
         some_tokens = jnp.repeat(tokens, dim)
         coordinates = jnp.tile(jnp.arange(dim), tokens.shape[0])
-        return jax.lax.map(lambda pair: of_output(*pair), (some_tokens, coordinates))
+        rows = jax.lax.map(lambda pair: of_output(*pair), (some_tokens, coordinates))
+        return rows, jnp.where(okay, 0, 1)
 
-    rows = jax.lax.map(of_context, mu)
-    return rows.reshape(-1, rows.shape[-1]).T
+    rows, failures = jax.lax.map(of_context, mu)
+    return rows.reshape(-1, rows.shape[-1]).T, first_failure(failures.sum(axis=0))
 
 
 def terminal_factor(
@@ -71,8 +80,8 @@ def terminal_factor(
         tokens: positions on the token axis whose outputs count (the same in every context).
 
     Returns: ``[features, N len(tokens) d]``, features = all entries of all particles.
-    Raises: `MeanfieldError` on a single measure, or a token index out of range.
-    Reference: reconstruction, docs/theory.md 3.1 and 4.2. Cost: N len(tokens) d backward flows.
+    Raises: `MeanfieldError` on a single measure, or a token index out of range; `NonFiniteError`.
+    Reference: reconstruction, docs/theory.md 3.1. Cost: N len(tokens) d backward flows.
     """
     require(
         contexts.num_contexts is not None,
@@ -89,4 +98,6 @@ def terminal_factor(
         "pass tokens=(0,) for the first",
     )
     positions = jnp.asarray(index) % contexts.num_tokens
-    return _factor(field, rho, contexts, positions, scheme)
+    factor, status = _factor(field, rho, contexts, positions, scheme)
+    raise_failure(status, rho.grid, scheme)
+    return factor

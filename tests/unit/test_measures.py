@@ -71,7 +71,7 @@ def test_refinement_changes_the_grid_but_not_the_measure(interpolation):
     rho = mf.ParameterMeasure(
         mf.AttentionAV(*generator.normal(size=(2, 3, 2, 2, 2)) * 0.5),
         mf.DepthGrid([0.0, 0.3, 0.5, 1.0]),
-        generator.normal(size=(3, 2)),
+        np.tile(generator.normal(size=2), (3, 1)),
         interpolation=interpolation,
     )
     mu = cloud(5, dim=2)
@@ -98,8 +98,22 @@ def test_subsampling_follows_the_masses_and_can_keep_labels():
     labelled = mf.subsample(rho, 5, key=jax.random.key(1), labelled=True).particles.A
     np.testing.assert_array_equal(labelled[0], labelled[2])
     assert not np.array_equal(drawn[0], drawn[2]), "independent draws differ across depth"
-    without = mf.subsample(rho, 3, key=jax.random.key(2), replace=False).particles.A[0, :, 0, 0]
-    assert sorted(np.asarray(without)) == [0.0, 1.0, 2.0]
+    equal = mf.ParameterMeasure(particles, mf.DepthGrid.uniform(3))
+    without = mf.subsample(equal, 4, key=jax.random.key(2), replace=False).particles.A[0, :, 0, 0]
+    assert sorted(np.asarray(without)) == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(mf.MeanfieldError, match="replace=True"):
+        mf.subsample(rho, 2, key=jax.random.key(2), replace=False)
+
+
+def test_labelled_particles_keep_their_mass():
+    masses = np.log([[0.7, 0.3], [0.3, 0.7]])
+    build = lambda interpolation: mf.ParameterMeasure(  # noqa: E731
+        jnp.ones((2, 2, 1)), mf.DepthGrid.uniform(2), masses, interpolation=interpolation
+    )
+    with pytest.raises(mf.MeanfieldError, match="same log_weights in every cell"):
+        build("linear")
+    with pytest.raises(mf.MeanfieldError, match="same log_weights in every cell"):
+        mf.subsample(build("constant"), 2, key=jax.random.key(0), labelled=True)
 
 
 def test_parameters_across_depth():

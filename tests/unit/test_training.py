@@ -255,3 +255,24 @@ def test_an_exploding_training_names_step_and_mend():
     state = mf.init_training(field, rho, loss, batch, stepper=mf.EulerStep(1e4))
     with pytest.raises(mf.NonFiniteError, match=r"training step \d+ .*AdaptiveStep"):
         mf.run_training(state, 40)
+
+
+def test_a_backward_solve_that_fails_is_named_and_not_returned():
+    field, rho, loss, batch = problem()
+    few = mf.ContinuousAdjoint(mf.Adaptive(max_steps=2))
+    with pytest.raises(mf.NonFiniteError, match=r"momenta .* 2 steps, in depth cell 2"):
+        mf.conditional_gradient(field, rho, loss, batch, scheme=mf.RungeKutta4(), method=few)
+    blown = rho.with_particles(rho.particles._replace(V=1e200 * rho.particles.V))
+    with pytest.raises(mf.NonFiniteError, match="tokens are not finite in depth cell"):
+        terminal_factor(field, blown, batch.contexts, tokens=(0,))
+
+
+def test_a_refused_attempt_leaves_no_defect():
+    field, rho, loss, batch = problem()
+    stepper = mf.AdaptiveStep(initial=1e3)
+    state = mf.init_training(field, rho, loss, batch, stepper=stepper)
+    _, info = mf.training_step(state)
+    assert not bool(info.accepted)
+    assert np.isnan(float(info.dissipation_defect))
+    history = mf.run_training(state, 40, record_every=20)
+    assert np.abs(history.dissipation_defect[1:]).max() < history.squared_norm[0]
