@@ -17,11 +17,11 @@ fit       20 images, adaptive step, float64: the risk never rises and falls belo
 classify  2,000 training and 1,000 test images, minibatches, float32: accuracy on the test images,
           beside three baselines that see the same data: nearest class mean of the lifted moments
           (mean and covariance of each measure), logistic regression on the pixels, and kernel
-          ridge on the query features m_A[mu](x_q) of the heads at V = 0 (the lazy regime, solved
-          to the end; its ridge is chosen by leave-one-out error on the training images).
+          ridge on the query features m_A[mu](x_q) of the heads at V = 0, regressed on the anchors
+          (what these features can do frozen; ridge chosen by leave-one-out error in training).
 
 Reference: the flow is that of arXiv 2605.17660; the task, the lift and the anchors are our choice
-(docs/theory.md 4.2 for the kernel, 7.4 for the data).
+(docs/theory.md 3.1 for the kernel, 7.4 for the data).
 
 Commands
     meanfield run digits_training --preset smoke           three minutes on a CPU

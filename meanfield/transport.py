@@ -1,8 +1,8 @@
 """Distances between measures: Wasserstein, conditional Wasserstein, coupled, energy.
 
 Which distance measures convergence is a choice that a figure's caption states. Between
-*independent* clouds of n points the empirical W2 is biased by about ``n^(-1/d)`` (between two
-equal laws in d = 8 it is still 1.6 at n = 1024): for d >= 4 it says little, from d = 8 on it is
+*independent* clouds of n points the empirical W2 is biased by about ``n^(-1/d)`` for d > 4 and
+``n^(-1/4)`` at most below (for densities n^(-1/2) in d = 1; between two equal laws in d = 8 it is still 1.6 at n = 1024): for d >= 4 it says little, from d = 8 on it is
 blind, and `wasserstein2` warns. Use coupled particles, observables, closed forms or the energy
 distance there; W2 only for d <= 3. Clouds that share their randomness have no such floor.
 Definitions: reconstruction, docs/theory.md 4.1 and 7.2.
@@ -116,7 +116,7 @@ def wasserstein2(mu: TokenMeasure, nu: TokenMeasure) -> float:
     Zero-mass tokens do not count. Square roots carry rounding: identical clouds give exactly 0,
     the same cloud in another order at most about 1e-8 |x|.
 
-    Bias: between independent clouds about ``n^(-1/d)``; `TransportBiasWarning` from d = 8 on.
+    Bias between independent clouds: docs/theory.md 7.2; `TransportBiasWarning` from d = 8 on.
 
     Raises: `MeanfieldError` on batches or different widths.
     Cost: O(n^3) time, O(n^2) memory (d = 1: O(n log n)).

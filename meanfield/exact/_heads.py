@@ -156,8 +156,9 @@ def integrate(
         )
         if solved.status != 0 or not np.isfinite(solved.y[:, -1]).all():
             raise DomainError(
-                f"{what} blows up near depth s = {solved.t[-1]:.6g}, before s = {depths[-1]:.6g}",
-                "depths below the blow-up",
+                f"{what} blows up, or outgrows what is tracked, near depth s = {solved.t[-1]:.6g},"
+                f" before s = {depths[-1]:.6g}",
+                "depths below that",
                 "ask for smaller depths, a smaller covariance or smaller heads",
             )
         state = solved.y[:, -1]

@@ -291,7 +291,8 @@ def sphere_equiangular(
     softmax:       dr/dt = 2 e^{b r} (1 - r) ((n-1) r + 1) / (e^b + (n-1) e^{b r}),
     unnormalised:  dr/dt = (2/n) e^{b r} (1 - r) ((n-1) r + 1).   Solved to about 1e-13.
 
-    Needs the tangential projection (`fields.SphereProjection`), which the paper's model lacks.
+    Needs the tangential projection (`fields.SphereProjection`), which is not part of the model of
+    docs/theory.md 1.3.
 
     Args: r(0); b of A = b I (V = I); times ``[K]``.
     Returns: ``[K]``. Raises: `MeanfieldError` unless ``-1/(n-1) <= r(0) <= 1``.

@@ -1,7 +1,7 @@
 """Fields made of fields: sums, sphere projection, layer norm, causal order.
 
-All but `Sum` lie outside the theorems of arXiv 2605.17660, whose tokens live in R^d and see one
-another without order; they are here because finite transformers have them.
+All but `Sum` lie outside the theorems of arXiv 2605.17660 as we know them (a non-causal encoder,
+tokens in R^d); they are here because finite transformers have them.
 """
 
 import equinox as eqx
@@ -120,7 +120,7 @@ class Causal(AbstractField):
     The order is that of ``mu.labels``; evaluation points without labels come after every token. A
     point that sees no mass gets what the inner field makes of a measure without mass (attention:
     zero velocity). Reference: our choice, docs/theory.md 1.3; outside the theorems of arXiv
-    2605.17660, which name causal attention an open problem. Cost: m inner evaluations at one point
+    2605.17660, which are for the non-causal encoder. Cost: m inner evaluations at one point
     each, so O(m n d) for attention.
     """
 

@@ -26,7 +26,7 @@ class Perceptron(AbstractField):
         activation: sigma, a jax function of one array; smooth ones (default tanh) keep the orders
             of the depth schemes and of the adjoint.
 
-    Reference: arXiv 2403.12887 (Barboni, Peyre, Vialard: the same without bias).
+    Reference: arXiv 2403.12887 (Barboni, Peyre, Vialard: mean-field ResNets); bias: our choice.
     Cost: O(m d) for one neuron.
     """
 

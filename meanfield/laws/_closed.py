@@ -144,7 +144,7 @@ class Laplace(AbstractLaw):
     Lam(z) = -log(1 - z^T S z / 2), finite only where ``z^T S z < 2``.
 
     Needs bounded heads: ``z = A^T x`` must stay inside (Gaussian A does not). Finite clouds of it
-    never diverge, but Monte Carlo of m has infinite variance once ``(2z)^T S (2z) >= 2``.
+    never diverge, but Monte Carlo of m is slower than n^(-1/2) once ``(2z)^T S (2z) >= 2``.
 
     Args: covariance ``[d, d]``, positive semidefinite.
     Raises: `MeanfieldError` on another matrix; every method `DomainError` outside the domain.

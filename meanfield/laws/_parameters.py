@@ -104,7 +104,7 @@ class EntrywiseGaussian(AbstractParameterLaw):
     Args: one scale for every leaf, ``EntrywiseGaussian(1.0)``, or one by name,
         ``EntrywiseGaussian(A=1.0, V=0.3)``; 0 starts a leaf at zero.
     Raises: `MeanfieldError` on scales that are negative, not finite, or do not fit the particle.
-    Reference: our choice, docs/theory.md 1.2; the kernel of Gaussian heads: 3.5.
+    Reference: our choice, docs/theory.md 1.2; the kernel of Gaussian heads: 6.11.
     """
 
     def _draw(self, key: Key, shape: tuple[int, ...], num: int) -> Array:
