@@ -1,10 +1,10 @@
 """Distances between measures: Wasserstein, conditional Wasserstein, coupled, energy.
 
 Which distance measures convergence is a choice that a figure's caption states. Between
-*independent* clouds of n points the empirical W2 is biased by about ``n^(-1/d)`` for d > 4 and
-``n^(-1/4)`` at most below (for densities n^(-1/2) in d = 1; between two equal laws in d = 8 it is still 1.6 at n = 1024): for d >= 4 it says little, from d = 8 on it is
-blind, and `wasserstein2` warns. Use coupled particles, observables, closed forms or the energy
-distance there; W2 only for d <= 3. Clouds that share their randomness have no such floor.
+*independent* clouds of n points the empirical W2 is biased, by about ``n^(-1/d)`` for d > 4
+(between two equal laws in d = 8 it is still 1.6 at n = 1024): for d >= 4 it says little, from
+d = 8 on it is blind, and `wasserstein2` warns. Use coupled particles, observables, closed forms or
+the energy distance there; W2 only for d <= 3. Clouds that share their randomness have no such floor.
 Definitions: reconstruction, docs/theory.md 4.1 and 7.2.
 """
 
