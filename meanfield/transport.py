@@ -4,7 +4,7 @@ Which distance measures convergence is a choice that a figure's caption states. 
 *independent* clouds of n points the empirical W2 is biased, by about ``n^(-1/d)`` for d > 4
 (between two equal laws in d = 8 it is still 1.6 at n = 1024): for d >= 4 it says little, from
 d = 8 on it is blind, and `wasserstein2` warns. Use coupled particles, observables, closed forms or
-the energy distance there; W2 only for d <= 3. Clouds that share their randomness have no such floor.
+the energy distance there; W2 only for d <= 3. Clouds that share their randomness lack that floor.
 Definitions: reconstruction, docs/theory.md 4.1 and 7.2.
 """
 

@@ -8,6 +8,16 @@ os.environ.setdefault(
 )
 os.environ.setdefault("MPLBACKEND", "agg")
 
-import meanfield  # noqa: E402  after the environment is set
+import jax  # noqa: E402  after the environment is set
+import pytest  # noqa: E402
+
+import meanfield  # noqa: E402
 
 meanfield.use_double()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_code_is_forgotten():
+    """Programs compiled for one module serve no other; kept, they add up to gigabytes."""
+    yield
+    jax.clear_caches()
