@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Literal
@@ -65,13 +65,29 @@ def command(args: Sequence[str]) -> int:
         "the name of an experiment first",
         "see: meanfield list",
     )
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # being terminated is Ctrl-C: the run resumes
-    if name == "all":
+    with _termination_is_an_interrupt():
+        if name != "all":
+            return _run_one(catalogue.locate("experiments", name), name, rest)
         options = parse(RunOptions, rest, prog="meanfield run all")
         _check_options(options)
         return _run_all(options)
-    return _run_one(catalogue.locate("experiments", name), name, rest)
+
+
+@contextlib.contextmanager
+def _termination_is_an_interrupt() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: what a batch system stops can be resumed."""
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_options(options: RunOptions) -> None:
@@ -185,10 +201,6 @@ def _execute(
             )
             raise SystemExit(130) from None
         raise
-
-
-def _interrupt(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _result(directory: RunDirectory, preset: str | None, claims: list[Claim]) -> dict[str, Any]:

@@ -148,6 +148,13 @@ def test_stopped_process_leaves_a_run_to_resume(light, number):
     assert means[0].tobytes() == means[1].tobytes()
 
 
+def test_run_leaves_the_signal_handlers_as_they_were(light):
+    before = signal.getsignal(signal.SIGTERM)
+    call("run", "light.py")
+    refused("run", "light.py", "--bound", "high")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_resume_refuses_what_would_change_the_run(small):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMALL_STEPS", "1")
