@@ -10,8 +10,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from meanfield._checks import require
+from meanfield._checks import NonFiniteError, is_concrete, require
 from meanfield._numerics import in_chunks
 from meanfield._typing import Array, Float, Particles, PyTree, Scalar
 from meanfield.fields.base import AbstractField, velocity_pullback
@@ -332,6 +333,17 @@ def validate_problem(
         "pass Batch(stack_contexts(measures), targets)",
     )
     validate(field, rho, batch.contexts, scheme)
+    objective.require_targets(batch.contexts.points, batch.targets)
+
+
+def require_finite_result(name: str, value: Array) -> None:
+    """Raise if a concrete number overflowed although the tokens did not."""
+    if is_concrete(value) and not np.isfinite(value):
+        raise NonFiniteError(
+            f"{name} is {float(value)}",
+            "a finite number",
+            "use targets, loss weights and particles of moderate size (their squares are summed)",
+        )
 
 
 def risk(
@@ -350,6 +362,7 @@ def risk(
     validate_problem(field, rho, objective, contexts, scheme)
     value, status = risk_core(field, rho, objective, contexts, scheme)
     raise_failure(status, rho.grid, scheme)
+    require_finite_result("the risk", value)
     return value
 
 
@@ -399,4 +412,6 @@ def conditional_gradient(
     solution, status = gradient_core(field, rho, objective, contexts, scheme, method)
     raise_failure(status[0], rho.grid, scheme)
     raise_failure(status[1], rho.grid, method.backward_scheme(scheme), what="momenta")
+    require_finite_result("the risk", solution.value)
+    require_finite_result("|grad L|", solution.norm)
     return solution

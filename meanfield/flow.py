@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from meanfield._checks import NonFiniteError, is_concrete, require
+from meanfield._checks import NonFiniteError, is_concrete, require, require_positive_integer
 from meanfield._numerics import PAIR_BUDGET, chunk_size, in_chunks
 from meanfield._runtime import guard_runtime
 from meanfield._typing import Array, Int, Particles, PyTree
@@ -79,6 +79,17 @@ class Adaptive(AbstractScheme):
     atol: float = eqx.field(static=True, default=1e-10)
     max_steps: int = eqx.field(static=True, default=4096)
 
+    def __check_init__(self):
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            require(
+                isinstance(value, (int, float)) and np.isfinite(value) and value >= 0,
+                f"{name} is {value!r}",
+                "a finite number of at least 0",
+                f"pass {name}=1e-8",
+            )
+        require(self.rtol + self.atol > 0, "rtol = atol = 0", "one above 0", "pass rtol=1e-8")
+        require_positive_integer("max_steps", self.max_steps)
+
     def integrate(self, rate: Any, start: Any, length: Array) -> tuple[Any, Array]:
         """Integrate ``dy/dt = rate(t, y)`` over t in [0, length]; returns y(length) and success."""
         # One flat vector: diffrax's loop buffers refuse some nested states (NamedTuples, None).
@@ -131,6 +142,13 @@ class FlowSolution(eqx.Module):
                 "solve with keep='path'",
             )
             return self.initial.push_forward(self.path)
+        last = self.grid.num_cells
+        require(
+            -last - 1 <= node <= last,
+            f"node {node} of a path with nodes 0 to {last}",
+            "a node of the grid",
+            f"pass a number from 0 to {last}, or -1 for the end",
+        )
         axis = 0 if self.initial.num_contexts is None else 1
         points = jax.tree.map(lambda leaf: jnp.take(leaf, node, axis=axis), self.path)
         return self.initial.push_forward(points)
@@ -386,15 +404,17 @@ def solve_flow(
     single = mu0.num_contexts is None
     batch = as_batch(mu0) if single else mu0
     if probes is not None:
+        if isinstance(probes, (list, tuple)):
+            probes = np.asarray(probes)
         probes = jax.tree.map(_as_float, probes)
         num = batch.log_weights.shape[0]
         if single or jax.tree.leaves(probes)[0].ndim == 2:
             probes = jax.tree.map(lambda p: jnp.broadcast_to(p, (num, *p.shape)), probes)
         shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(probes)]
         require(
-            all(len(s) == 3 and s[0] == num and s[2] == mu0.dim for s in shapes),
+            all(len(s) == 3 and s[0] == num and s[1] > 0 and s[2] == mu0.dim for s in shapes),
             f"probes has shapes {shapes}",
-            f"[m, {mu0.dim}] or [{num}, m, {mu0.dim}]",
+            f"[m, {mu0.dim}] or [{num}, m, {mu0.dim}] with m >= 1",
             "pass one row per probe point",
         )
         dtype = jax.tree.leaves(mu0.points)[0].dtype

@@ -26,6 +26,8 @@ from meanfield._checks import (
 from meanfield._files import read_arrays, replacing, write_arrays
 from meanfield._typing import Array, Float, Int, Key, Particles, PyTree
 
+_LARGEST_LABEL = 2**30
+
 
 def _as_float(values: Any) -> Array:
     """An inexact jax array: integers become floats, float arrays keep their dtype."""
@@ -132,13 +134,21 @@ class TokenMeasure(eqx.Module):
         if labels is None:
             self.labels = jnp.broadcast_to(jnp.arange(shape[-1]), shape)
         else:
-            self.labels = jnp.asarray(labels)
+            given = labels if isinstance(labels, jax.Array) else np.asarray(labels)
             require(
-                self.labels.shape == shape and jnp.issubdtype(self.labels.dtype, jnp.integer),
-                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}",
+                given.shape == shape and np.issubdtype(given.dtype, np.integer),
+                f"labels has shape {tuple(given.shape)} and type {given.dtype}",
                 f"integers of shape {shape}",
                 "pass one integer per token, or None",
             )
+            if is_concrete(given):
+                require(
+                    np.abs(np.asarray(given, float)).max() < _LARGEST_LABEL,
+                    "a label of 2^30 or more",
+                    "smaller labels: queries and probes are numbered after the largest",
+                    "number the tokens from 0",
+                )
+            self.labels = jnp.asarray(given).astype(int)  # narrow integers would wrap around
 
     @classmethod
     def from_weights(cls, points: Any, weights: Any, labels: Any = None) -> "TokenMeasure":
@@ -320,6 +330,12 @@ def stack_contexts(measures: Sequence[TokenMeasure]) -> TokenMeasure:
     """
     measures = list(measures)
     require(measures, "an empty list of contexts", "at least one", "pass some measures")
+    require(
+        all(isinstance(mu, TokenMeasure) and mu.num_contexts is None for mu in measures),
+        f"a list of {sorted({type(mu).__name__ for mu in measures})}, batches among them or not",
+        "single token measures",
+        "wrap arrays as TokenMeasure(points); a batch needs no stacking",
+    )
     dims = {mu.dim for mu in measures}
     require(len(dims) == 1, f"contexts of widths {sorted(dims)}", "one width", "lift them alike")
     size = max(mu.num_tokens for mu in measures)
@@ -367,8 +383,8 @@ class DepthGrid(eqx.Module):
         """L equal cells of [0, horizon]."""
         require_positive_integer("num_cells", num_cells)
         require(
-            np.isfinite(horizon) and horizon > 0,
-            f"horizon is {horizon}",
+            isinstance(horizon, (int, float, np.number)) and np.isfinite(horizon) and horizon > 0,
+            f"horizon is {horizon!r}",
             "a positive number",
             "pass horizon=1.0",
         )
@@ -423,6 +439,12 @@ class ParameterMeasure(eqx.Module):
         *,
         interpolation: Literal["constant", "linear"] = "constant",
     ):
+        require(
+            isinstance(grid, DepthGrid),
+            f"grid is a {type(grid).__name__}",
+            "a DepthGrid",
+            "pass DepthGrid.uniform(L) or DepthGrid(nodes)",
+        )
         particles = jax.tree.map(_as_float, particles)
         leaves = jax.tree.leaves(particles)
         require(leaves, "particles is an empty pytree", "arrays [L, M, ...]", "pass some arrays")
@@ -591,6 +613,12 @@ def sample_parameters(
     """
     require_positive_integer("num_particles", num_particles)
     require_positive_integer("dim", dim)
+    require(
+        hasattr(field, "particle_shapes") and not isinstance(field, type) and callable(law),
+        f"field is {field!r:.60} and law {law!r:.60}",
+        "an instance of a field, and a law such as EntrywiseGaussian(1.0)",
+        "build them before the call",
+    )
     shapes = field.particle_shapes(dim)
     num_cells = grid.num_cells
     if across_depth == "constant":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanfield._checks import is_concrete, require, require_finite
-from meanfield._typing import Array, Float, Points, Scalar
+from meanfield._typing import Array, Float, Points, PyTree, Scalar
 from meanfield.measures import TokenMeasure, _as_float, stack_contexts
 
 
@@ -25,6 +25,9 @@ class AbstractObjective(eqx.Module):
     @abc.abstractmethod
     def pointwise(self, x: Float[Array, " d"], y: Array) -> Scalar:
         """``l(x, y)`` for one token and its target."""
+
+    def require_targets(self, points: PyTree, targets: Array) -> None:  # noqa: B027 - optional
+        """Raise unless the targets ``[N, n, ...]`` suit this loss; by default all do."""
 
     def value(self, points: Points, targets: Array, loss_weights: Float[Array, " n"]) -> Scalar:
         """``sum_a lw_a l(x_a, y_a)``; tokens of loss weight 0 are ignored. Cost: O(n d)."""
@@ -42,6 +45,15 @@ class AbstractObjective(eqx.Module):
 
 class SquaredLoss(AbstractObjective):
     """``l(x, y) = |x - y|^2 / 2``; the loss of every convergence statement in docs/theory.md."""
+
+    def require_targets(self, points: PyTree, targets: Array) -> None:
+        """Targets are points: anything else would be broadcast to a wrong number in silence."""
+        require(
+            targets.shape == jnp.shape(points),
+            f"targets has shape {tuple(targets.shape)} and tokens {tuple(jnp.shape(points))}",
+            "one target point in R^d per token for SquaredLoss",
+            "pass targets [N, n, d]",
+        )
 
     def pointwise(self, x: Float[Array, " d"], y: Array) -> Scalar:
         """``|x - y|^2 / 2``."""
@@ -102,6 +114,14 @@ class Batch(eqx.Module):
         for name, values in (("targets", targets), ("loss_weights", loss_weights)):
             if is_concrete(values):
                 require_finite(name, values)
+        if is_concrete(loss_weights):
+            smallest = float(jnp.min(loss_weights))
+            require(
+                smallest >= 0,
+                f"loss_weights holds the negative entry {smallest}",
+                "loss weights of at least 0",
+                "drop those tokens from the loss with weight 0",
+            )
         self.contexts, self.targets, self.loss_weights = contexts, targets, loss_weights
 
     @property
@@ -153,5 +173,20 @@ class Batch(eqx.Module):
         return cls(contexts, np.pad(targets, padding), loss_weights)
 
     def take(self, index: Any) -> "Batch":
-        """The contexts of an integer index array: a minibatch. Cost: O(|index| n d)."""
+        """The contexts of an integer index array ``[B]``: a minibatch. Cost: O(|index| n d)."""
+        index = jnp.asarray(index)
+        require(
+            index.ndim == 1 and jnp.issubdtype(index.dtype, jnp.integer),
+            f"index has shape {tuple(index.shape)} and type {index.dtype}",
+            "integers [B]",
+            "pass an array of context numbers",
+        )
+        if is_concrete(index):
+            low, high = int(jnp.min(index)), int(jnp.max(index))
+            require(
+                low >= 0 and high < self.num_contexts,
+                f"index reaches from {low} to {high} in a batch of {self.num_contexts}",
+                f"numbers from 0 to {self.num_contexts - 1}",
+                "pass contexts that exist",
+            )
         return jax.tree.map(lambda leaf: leaf[index], self)

@@ -371,6 +371,7 @@ def _record(
     state: TrainingState,
     info: TrainingInfo | None,
     observers: Mapping[str, Callable[[TrainingState], Any]],
+    earlier: dict[str, np.ndarray] | None,
 ) -> dict[str, np.ndarray]:
     """One row of the history, as plain arrays."""
     problem, rho = state.problem, state.rho
@@ -394,6 +395,13 @@ def _record(
     for name, observer in observers.items():
         row[f"observed.{name}"] = observer(state)
     row = {name: np.asarray(value) for name, value in row.items()}
+    for name, value in row.items():
+        require(
+            earlier is None or value.shape == earlier[name].shape,
+            f"{name} has shape {value.shape} after {earlier and earlier[name].shape}",
+            "the same shape at every record",
+            "let the observer return arrays of one shape",
+        )
     if not np.isfinite(row["risk"]):
         raise NonFiniteError(
             f"the risk is {row['risk']} at training step {int(state.step)}"
@@ -433,6 +441,12 @@ def run_training(
     """
     require_positive_integer("num_steps", num_steps)
     require_positive_integer("record_every", record_every)
+    require(
+        directory is None or isinstance(directory, RunDirectory),
+        f"directory is a {type(directory).__name__}",
+        "a RunDirectory",
+        "pass RunDirectory.create(path, name=..., configuration={})",
+    )
     observers = dict(observers or {})
     last = int(state.step) + num_steps
     rows: list[dict[str, np.ndarray]] = []
@@ -440,7 +454,7 @@ def run_training(
     if stored is not None:
         state, rows = _restore(state, stored)
     else:
-        rows.append(_record(state, None, observers))
+        rows.append(_record(state, None, observers, None))
 
     with tqdm(
         total=last,
@@ -455,7 +469,7 @@ def run_training(
             count = min(record_every, last - int(state.step))
             moving, info = _many_steps(state, jnp.asarray(count))
             state = _with_moving(state, moving)
-            rows.append(_record(state, info, observers))
+            rows.append(_record(state, info, observers, rows[0]))
             if directory is not None:
                 directory.save_checkpoint(label, **_store(state, rows))
             bar.update(count)

@@ -70,8 +70,13 @@ class SoftmaxAttention(AbstractField):
                 "drop it, or use 'qkv'",
             )
         require(
-            scale is None or np.isfinite(scale),
-            f"scale is {scale}",
+            scale is None
+            or (
+                isinstance(scale, (int, float, np.number))
+                and np.isfinite(scale)
+                and np.isreal(scale)
+            ),
+            f"scale is {scale!r}",
             "a finite number or None",
             "pass scale=None for 1",
         )

@@ -65,9 +65,12 @@ class AbstractField(eqx.Module):
         return jax.vjp(call, theta, x, mu.points)[1](q)
 
 
-def _uniform_log_weights(particles: Particles) -> Array:
+def _log_masses(particles: Particles, log_weights: Array | None) -> Array:
+    """``log w_j`` with ``sum w = 1``; None means equal masses."""
     leaf = jax.tree.leaves(particles)[0]
-    return jnp.full(leaf.shape[0], -np.log(leaf.shape[0]), leaf.dtype)
+    if log_weights is None:
+        return jnp.full(leaf.shape[0], -np.log(leaf.shape[0]), leaf.dtype)
+    return log_weights - jax.nn.logsumexp(log_weights)
 
 
 def _particle_chunk(particles: Particles, x: PyTree, mu: TokenMeasure, budget: int) -> int:
@@ -95,8 +98,7 @@ def velocity(
     Returns: ``[m, d]``. Cost: O(M m n d) time, O(m n + budget) memory.
     Reference: reconstruction, docs/theory.md 1.3.
     """
-    if log_weights is None:
-        log_weights = _uniform_log_weights(particles)
+    log_weights = _log_masses(particles, log_weights)
 
     def one(item: Any) -> tuple[Any, Any]:
         log_weight, theta = item
@@ -125,8 +127,7 @@ def velocity_pullback(
     ``mu.points`` with all masses. Cost: O(M m n d) time, O(m n + budget) memory beyond the result.
     Reference: reconstruction, docs/theory.md 2.3 and 2.4.
     """
-    if log_weights is None:
-        log_weights = _uniform_log_weights(particles)
+    log_weights = _log_masses(particles, log_weights)
 
     def one(item: Any) -> tuple[Any, Any]:
         log_weight, theta = item
@@ -137,6 +138,16 @@ def velocity_pullback(
     chunk = _particle_chunk(particles, x, mu, budget)
     (x_bar, points_bar), gradient = chunked_sum_and_map(one, (log_weights, particles), chunk)
     return gradient, x_bar, points_bar
+
+
+def require_field(name: str, field: object) -> None:
+    """Raise unless ``field`` is a field (and not its class)."""
+    require(
+        isinstance(field, AbstractField),
+        f"{name} is {field!r}",
+        "an instance of a field",
+        "build one, for instance SoftmaxAttention('av')",
+    )
 
 
 def require_fitting(field: AbstractField, rho: ParameterMeasure, mu: TokenMeasure) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from meanfield._checks import require
 from meanfield._typing import Array, EvaluationPoints, Int, Particle, PyTree
-from meanfield.fields.base import AbstractField
+from meanfield.fields.base import AbstractField, require_field
 from meanfield.measures import TokenMeasure
 
 
@@ -25,6 +25,8 @@ class Sum(AbstractField):
 
     def __init__(self, *summands: AbstractField):
         require(summands, "Sum() of nothing", "at least one field", "pass some fields")
+        for field in summands:
+            require_field("a summand", field)
         self.summands = summands
 
     def particle_shapes(self, dim: int) -> PyTree:
@@ -66,6 +68,9 @@ class SphereProjection(AbstractField):
 
     field: AbstractField
 
+    def __check_init__(self):
+        require_field("the inner field", self.field)
+
     def particle_shapes(self, dim: int) -> PyTree:
         """Those of the inner field."""
         return self.field.particle_shapes(dim)
@@ -93,6 +98,9 @@ class LayerNorm(AbstractField):
 
     field: AbstractField
     epsilon: float = eqx.field(static=True, default=1e-5)
+
+    def __check_init__(self):
+        require_field("the inner field", self.field)
 
     def particle_shapes(self, dim: int) -> PyTree:
         """Those of the inner field."""
@@ -125,6 +133,9 @@ class Causal(AbstractField):
     """
 
     field: AbstractField
+
+    def __check_init__(self):
+        require_field("the inner field", self.field)
 
     def particle_shapes(self, dim: int) -> PyTree:
         """Those of the inner field."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
+from meanfield._checks import require
 from meanfield._typing import Array, EvaluationPoints, Int
 from meanfield.fields.base import AbstractField
 from meanfield.measures import TokenMeasure
@@ -33,6 +34,12 @@ class Perceptron(AbstractField):
     activation: Callable[[Array], Array] = eqx.field(static=True)
 
     def __init__(self, activation: Callable[[Array], Array] = jnp.tanh):
+        require(
+            callable(activation),
+            f"activation is {activation!r}",
+            "a jax function of one array",
+            "pass jax.numpy.tanh",
+        )
         self.activation = activation
 
     def particle_shapes(self, dim: int) -> PerceptronParticle:

@@ -86,6 +86,42 @@ def test_causal_tokens_see_themselves_and_their_predecessors():
     assert relative_gap(outside, attention(A, V, ELSEWHERE, POINTS, MASSES)) < 1e-13
 
 
+def test_probes_come_after_every_token_in_causal_order():
+    """One layer: a probe moves as without causality, by tokens of every label."""
+    heads = jax.tree.map(lambda leaf: leaf[None, None], HEAD)
+    rho = mf.ParameterMeasure(heads, mf.DepthGrid([0.0, 0.5]))
+    flow = mf.solve_flow(mf.Causal(AV), rho, MU, probes=ELSEWHERE)
+    expected = ELSEWHERE + 0.5 * attention(A, V, ELSEWHERE, POINTS, MASSES)
+    assert relative_gap(flow.probe_path[1], expected) < 1e-13
+    causal = np.asarray(mf.Causal(AV)(HEAD, MU.points, MU, MU.labels))
+    assert relative_gap(flow.path[1], POINTS + 0.5 * causal) < 1e-13
+    first = int(np.argmin(LABELS))
+    alone = ELSEWHERE + 0.5 * V @ POINTS[first]  # what a probe among the first would do
+    assert relative_gap(flow.probe_path[1], alone) > 1e-2
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_in_the_thousands_neither_overflow_nor_vanish(sign):
+    """All scores below -1000 or above 1000; they differ by a few units."""
+    points = 1.0 + 1e-3 * POINTS
+    mu = mf.TokenMeasure.from_weights(points, MASSES)
+    head = mf.AttentionAV(sign * 500.0 * jnp.eye(DIM), jnp.asarray(V))
+    x = np.ones((2, DIM))
+    scores = sign * 500.0 * x @ points.T
+    assert (np.abs(scores) > 1000).all()
+    tilted = MASSES * np.exp(scores - scores[:, [0]])
+    weights = tilted / tilted.sum(axis=1, keepdims=True)
+    q = jnp.ones((2, DIM))
+    keyed = mf.AttentionQKV(head.A, jnp.eye(DIM), head.V)
+    for field, theta in ((AV, head), (mf.SoftmaxAttention("qkv"), keyed)):
+        found = field(theta, jnp.asarray(x), mu)
+        assert relative_gap(found, weights @ points @ V.T) < 1e-10
+        explicit = field.pullback(theta, jnp.asarray(x), mu, q)
+        automatic = mf.AbstractField.pullback(field, theta, jnp.asarray(x), mu, q)
+        assert relative_gap(explicit, automatic) < 1e-8
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(explicit))
+
+
 def test_velocity_is_the_weighted_mean_over_particles():
     rho = random_measure(AV, dim=DIM, num_particles=4, nodes=[0.0, 1.0], seed=2)
     heads = jax.tree.map(lambda leaf: leaf[0], rho.particles)
@@ -133,3 +169,52 @@ class TestRefusals:
             )
         with pytest.raises(mf.MeanfieldError, match="probe"):
             mf.solve_flow(AV, rho, batch.contexts, probes=np.zeros((2, 5)))
+
+
+def test_log_weights_are_normalised():
+    generator = np.random.default_rng(11)
+    heads = mf.AttentionAV(*(jnp.asarray(a) for a in generator.normal(size=(2, 4, 3, 3))))
+    mu = mf.TokenMeasure(generator.normal(size=(5, 3)))
+    field = mf.SoftmaxAttention("av")
+    equal = mf.velocity(field, heads, mu.points, mu)
+    np.testing.assert_allclose(
+        mf.velocity(field, heads, mu.points, mu, log_weights=jnp.full(4, 7.0)), equal, rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: mf.Causal(mf.SoftmaxAttention),
+        lambda: mf.Sum(mf.SoftmaxAttention("av"), mf.Perceptron),
+        lambda: mf.Perceptron("tanh"),
+        lambda: mf.SoftmaxAttention("av", scale=1j),
+        lambda: mf.Adaptive(rtol=-1.0),
+        lambda: mf.sample_parameters(
+            mf.SoftmaxAttention,
+            mf.EntrywiseGaussian(1.0),
+            mf.DepthGrid.uniform(1),
+            1,
+            dim=1,
+            key=None,
+        ),
+    ],
+)
+def test_classes_and_other_strangers_are_refused(make):
+    with pytest.raises((mf.MeanfieldError, TypeError)) as caught:
+        make()
+    assert "\n" not in str(caught.value) or not isinstance(caught.value, mf.MeanfieldError)
+
+
+def test_nodes_beyond_the_grid_are_refused():
+    field = mf.SoftmaxAttention("av")
+    zeros = jnp.zeros((2, 1, 2, 2))
+    rho = mf.ParameterMeasure(mf.AttentionAV(zeros, zeros), mf.DepthGrid.uniform(2))
+    mu = mf.TokenMeasure(np.ones((3, 2)), labels=np.array([0, 255, 3], np.uint8))
+    solution = mf.solve_flow(field, rho, mu)
+    for node in (3, -4):
+        with pytest.raises(mf.MeanfieldError, match="a node of the grid"):
+            solution.measure(node)
+    assert int(mu.with_queries(np.ones((1, 2))).labels[-1]) == 256, "narrow labels do not wrap"
+    with pytest.raises(mf.MeanfieldError, match="m >= 1"):
+        mf.solve_flow(field, rho, mu, probes=np.zeros((0, 2)))

@@ -86,3 +86,33 @@ def test_bad_batches_are_refused(make, words):
     with pytest.raises(mf.MeanfieldError, match="expected") as caught:
         make(mf.TokenMeasure(np.zeros((4, 2))))
     assert words in str(caught.value)
+
+
+def test_targets_that_would_be_broadcast_are_refused():
+    mu = mf.stack_contexts([mf.TokenMeasure(np.ones((4, 3)))])
+    for shape in ((1, 4, 1), (1, 4)):
+        batch = mf.Batch(mu, np.zeros(shape))
+        for call in (mf.risk, mf.conditional_gradient):
+            with pytest.raises(mf.MeanfieldError, match="one target point"):
+                call(AV, still(3), mf.SquaredLoss(), batch)
+    classes = mf.Batch(mu, np.zeros((1, 4)))  # a loss of one's own may want any target
+    loss = mf.PointwiseLoss(lambda x, y: jnp.sum(x**2) * (1 + y))
+    assert float(mf.risk(AV, still(3), loss, classes)) == pytest.approx(3.0)
+
+
+def test_negative_loss_weights_and_strange_minibatches_are_refused():
+    mu = mf.stack_contexts([mf.TokenMeasure(np.ones((2, 3)))])
+    with pytest.raises(mf.MeanfieldError, match="negative entry -1"):
+        mf.Batch(mu, np.zeros((1, 2, 3)), [[-1.0, 1.0]])
+    batch = mf.Batch(mu, np.zeros((1, 2, 3)))
+    for index in ([99], 0, [0.5]):
+        with pytest.raises(mf.MeanfieldError, match="index"):
+            batch.take(np.array(index))
+
+
+def test_a_number_that_overflows_is_an_error():
+    mu = mf.stack_contexts([mf.TokenMeasure(np.ones((2, 3)))])
+    batch = mf.Batch(mu, np.full((1, 2, 3), 1e200))
+    for call in (mf.risk, mf.conditional_gradient):
+        with pytest.raises(mf.NonFiniteError, match="the risk is inf"):
+            call(AV, still(3), mf.SquaredLoss(), batch)
