@@ -21,6 +21,7 @@ def draw(runs: dict[str, RunDirectory]) -> Figure:
     fit, classify, paths = run.load("fit"), run.load("classify"), run.load("paths")
     baselines = run.load("baselines")
     figure, axes = draw_with.new_figure(2, 3, aspect=0.82)
+    figure.get_layout_engine().set(w_pad=0.07)
     with draw_with.paper_style():
         _risk(axes[0, 0], fit)
         _accuracy(axes[0, 1], classify, baselines)
