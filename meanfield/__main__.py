@@ -4,15 +4,20 @@ Exit codes: 0 done; 1 a claim does not hold; 2 bad input, or a run that cannot g
 says what was given, what is expected, and the mend; 3 undecided; 130 interrupted, resumable.
 """
 
+import contextlib
 import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import meanfield
-from meanfield._checks import MeanfieldError
+try:
+    import meanfield
+    from meanfield._checks import MeanfieldError
+except KeyboardInterrupt:  # Ctrl-C while numpy is being imported
+    sys.exit(130)
 
 # command: (module in meanfield._commands, what it does)
 COMMANDS = {
@@ -42,42 +47,65 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Nothing that a user gives ends in a traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: `meanfield list >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    name = args[0] if args else ""
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `meanfield list | head` is no error
+        return 0
+    except MeanfieldError as error:
+        print(f"meanfield {name}: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error):
+            text = " ".join(str(error).split())[:200] or "out of memory"
+            mend = "expected memory and files that can be used; free some, or ask for less"
+            print(f"meanfield {name}: {text}; {mend}", file=sys.stderr)
+            return 2
+        # A defect, here or in an experiment's own file: its author needs all of it.
+        traceback.print_exc()
+        print(f"meanfield {name}: stopped by {type(error).__name__}", file=sys.stderr)
+        return 2
+    finally:
+        _give_up_what_cannot_be_written()
+
+
+def _dispatch(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
     if args[0] in ("-V", "--version"):
         print(f"meanfield {meanfield.__version__}")
         return 0
+    if args[0] not in COMMANDS:
+        raise MeanfieldError(
+            f"the command {args[0]!r}", f"one of {', '.join(COMMANDS)}", "see: meanfield --help"
+        )
     try:
-        if args[0] not in COMMANDS:
-            raise MeanfieldError(
-                f"the command {args[0]!r}", f"one of {', '.join(COMMANDS)}", "see: meanfield --help"
-            )
-        module = importlib.import_module(f"meanfield._commands.{COMMANDS[args[0]][0]}")
-        code = module.command(args[1:])
-        sys.stdout.flush()
-        return code
+        with warnings.catch_warnings():
+            if not sys.warnoptions:  # `python -W default -m meanfield` shows them all
+                warnings.simplefilter("ignore", RuntimeWarning)  # what overflows is refused by name
+            module = importlib.import_module(f"meanfield._commands.{COMMANDS[args[0]][0]}")
+            return module.command(args[1:])
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `meanfield list | head` is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MeanfieldError as error:
-        print(f"meanfield {args[0]}: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error):
-            text = " ".join(str(error).split())[:200] or "out of memory"
-            mend = "expected memory and files that can be used; free some, or ask for less"
-            print(f"meanfield {args[0]}: {text}; {mend}", file=sys.stderr)
-            return 2
-        # A defect, here or in an experiment's own file: its author needs all of it.
-        traceback.print_exc()
-        print(f"meanfield {args[0]}: stopped by {type(error).__name__}", file=sys.stderr)
-        return 2
+
+
+def _give_up_what_cannot_be_written() -> None:
+    """Drop output that a full disk or a closed pipe refuses, or Python fails on it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run_file(file: str | Path) -> None:

@@ -4,12 +4,12 @@ import contextlib
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from meanfield._checks import MeanfieldError
+from meanfield._checks import MeanfieldError, require
 
 _READABLE = "a .npy, .npz or .csv file of numbers, without pickled objects"
 
@@ -79,6 +79,32 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         raise MeanfieldError(
             f"{path} is damaged ({type(error).__name__}: {error})", _READABLE, "save it again"
         ) from None
+
+
+def read_float64(path: str | Path, *, known: Collection[str]) -> dict[str, np.ndarray]:
+    """The same arrays in native float64, whatever real type and byte order they were saved in.
+
+    Raises: `MeanfieldError` also on names that are not ``known`` (a misspelt optional array would
+    be ignored in silence) and on entries that are no real numbers.
+    """
+    arrays = read_arrays(path)
+    unknown = sorted(set(arrays) - set(known))
+    require(
+        not unknown,
+        f"{path} holds {', '.join(map(repr, unknown))}",
+        f"no other arrays than {', '.join(known)}",
+        "correct the name or leave it out",
+    )
+    for name, values in arrays.items():
+        require(
+            values.dtype.kind in "biuf",
+            f"{path}: {name} has type {values.dtype}",
+            "real numbers",
+            "save arrays of real numbers",
+        )
+        with np.errstate(all="ignore"):  # a longdouble beyond float64 becomes inf
+            arrays[name] = values.astype(np.float64)
+    return arrays
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -6,6 +6,7 @@ reconstruction, docs/theory.md 1.
 """
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from meanfield._checks import (
     require_finite,
     require_positive_integer,
 )
-from meanfield._files import read_arrays, replacing, write_arrays
+from meanfield._files import read_float64, replacing, write_arrays
 from meanfield._typing import Array, Float, Int, Key, Particles, PyTree
 
 _LARGEST_LABEL = 2**30
@@ -35,18 +36,24 @@ def _as_float(values: Any) -> Array:
         return values
     try:
         raw = values if isinstance(values, (np.ndarray, jax.Array)) else np.asarray(values)
-        if np.dtype(raw.dtype) == object or not np.issubdtype(raw.dtype, np.number):
+        if not jnp.issubdtype(raw.dtype, jnp.number):
             raise ValueError("not numeric")
-        if np.iscomplexobj(raw):
+        if jnp.issubdtype(raw.dtype, jnp.complexfloating):
             raise ValueError("complex")
+        if raw.dtype.itemsize > 8:
+            raise ValueError(f"{raw.dtype}, which jax cannot hold")
     except (ValueError, TypeError) as error:
         raise MeanfieldError(
             f"got {type(values).__name__} ({error})",
             "an array of real numbers",
-            "pass a numeric numpy or jax array",
+            "pass a numeric numpy or jax array, in float64 at most",
         ) from None
-    array = jnp.asarray(raw)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+    if not jnp.issubdtype(raw.dtype, jnp.floating):
+        raw = raw.astype(float)
+    if isinstance(raw, np.ndarray) and not raw.dtype.isnative:
+        raw = raw.astype(raw.dtype.newbyteorder("="))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused by name
+        return jnp.asarray(raw)
 
 
 def _normalised_log_weights(log_weights: Any, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -232,20 +239,22 @@ class TokenMeasure(eqx.Module):
     def load(cls, path: str | Path) -> "TokenMeasure":
         """Read a cloud from a file.
 
-        ``.npy``: ``[n, d]`` or ``[N, n, d]``; ``.npz``: ``points`` and optional ``weights``;
-        ``.csv``: a row per token, an optional header, weights in a last column named ``weight``.
+        ``.npy``: ``[n, d]`` or ``[N, n, d]``; ``.npz``: ``points`` and optional ``weights``, and
+        nothing else; ``.csv``: a row of numbers per token, below an optional row of names (none of
+        them a number), where a last column named ``weight`` holds weights. Read as float64.
         Weights are not negative; 0 = query token; pickles are refused.
 
         Raises: `MeanfieldError` on anything else.
         """
         path = Path(path)
-        if path.suffix == ".csv":
+        suffix = path.suffix.lower()
+        if suffix == ".csv":
             points, weights = _read_csv(path)
-        elif path.suffix in (".npy", ".npz"):
-            arrays = read_arrays(path)
+        elif suffix in (".npy", ".npz"):
+            arrays = read_float64(path, known=("points", "weights"))
             require(
                 "points" in arrays,
-                f"{path} holds {sorted(arrays)}",
+                f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}",
                 "an array named points (and optional weights)",
                 "save it with numpy.savez(path, points=..., weights=...)",
             )
@@ -268,10 +277,11 @@ class TokenMeasure(eqx.Module):
         Raises: `MeanfieldError` if the format cannot hold this measure.
         """
         path = Path(path)
+        suffix = path.suffix.lower()
         points, weights = np.asarray(self.points), np.asarray(self.weights)
-        if path.suffix == ".npz":
+        if suffix == ".npz":
             write_arrays(path, {"points": points, "weights": weights})
-        elif path.suffix == ".npy":
+        elif suffix == ".npy":
             require(
                 np.allclose(weights, 1 / self.num_tokens, rtol=1e-12),
                 "unequal weights in a .npy file",
@@ -280,7 +290,7 @@ class TokenMeasure(eqx.Module):
             )
             with replacing(path) as temporary, temporary.open("wb") as handle:
                 np.save(handle, points, allow_pickle=False)
-        elif path.suffix == ".csv":
+        elif suffix == ".csv":
             require(points.ndim == 2, "a batch in a .csv file", "one measure there", "save to .npz")
             names = [f"x{i}" for i in range(points.shape[1])] + ["weight"]
             with replacing(path) as temporary, temporary.open("w", newline="") as handle:
@@ -295,29 +305,70 @@ class TokenMeasure(eqx.Module):
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows of numbers with an optional header; a last column named ``weight`` is split off."""
+    """Rows of numbers below an optional row of names; a last column ``weight`` is split off."""
     mend = "write one token per row, numbers separated by commas"
     try:
-        with path.open(newline="", encoding="utf-8") as handle:
-            rows = [row for row in csv.reader(handle) if row]
+        with path.open(newline="", encoding="utf-8-sig") as handle:
+            reader = csv.reader(handle)
+            rows = [
+                (reader.line_num, cells)
+                for row in reader
+                if len(cells := [cell.strip() for cell in row]) > 1 or any(cells)
+            ]
     except FileNotFoundError:
         raise MeanfieldError(f"{path} does not exist", "a .csv file", "check the path") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MeanfieldError(f"{path} cannot be read ({error})", "a .csv file", mend) from None
     require(rows, f"{path} is empty", "a row per token", mend)
     header: list[str] = []
+    if not any(_is_number_in_python(cell) for cell in rows[0][1]):
+        header, rows = rows[0][1], rows[1:]
+    require(rows, f"{path} holds no token", "a row per token", mend)
+    width = len(header or rows[0][1])
+    for line, cells in rows:
+        require(
+            len(cells) == width,
+            f"{path}, line {line}: {len(cells)} cells",
+            f"{width}, as in the {'header' if header else 'first row'}",
+            mend,
+        )
+        for cell in cells:
+            require(
+                _NUMBER.fullmatch(cell),
+                f"{path}, line {line}: {cell!r:.40} is no number",
+                "numbers in every row below a header without any",
+                mend,
+            )
+    table = np.array([[float(cell) for cell in cells] for _, cells in rows])
+    doubtful = [
+        name
+        for place, name in enumerate(header, 1)
+        if name.lower() in ("weight", "weights") and (name, place) != ("weight", width)
+    ]
+    require(
+        not doubtful,
+        f"{path}: the column {(doubtful or [''])[0]!r} in a header of {width}",
+        "weights in the last column, under the name 'weight'",
+        "move it there and rename it, or give a coordinate another name",
+    )
+    if header[-1:] != ["weight"]:
+        return table, None
+    require(width > 1, f"{path} holds weights alone", "coordinates before them", mend)
+    return table[:, :-1], table[:, -1]
+
+
+_NUMBER = re.compile(
+    r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE
+)
+
+
+def _is_number_in_python(cell: str) -> bool:
+    """True also of what is no number in a file (``1_0``): such a row is a bad one, no header."""
     try:
-        [float(cell) for cell in rows[0]]
+        float(cell)
     except ValueError:
-        header, rows = [cell.strip() for cell in rows[0]], rows[1:]
-    try:
-        table = np.array([[float(cell) for cell in row] for row in rows])
-    except ValueError as error:
-        raise MeanfieldError(f"{path}: {error}", "rows of equally many numbers", mend) from None
-    require(table.ndim == 2 and table.size, f"{path} holds no token", "a row per token", mend)
-    if header and header[-1] == "weight":
-        return table[:, :-1], table[:, -1]
-    return table, None
+        return False
+    return True
 
 
 def stack_contexts(measures: Sequence[TokenMeasure]) -> TokenMeasure:

@@ -10,7 +10,7 @@ import tyro
 
 from meanfield._checks import require
 from meanfield._commands.flags import SchemeName, parse, scheme_named
-from meanfield._commands.problems import particles_from, read_float64
+from meanfield._commands.problems import particles_from, read_problem, require_representable
 from meanfield._commands.run import RESULTS, free_folder
 from meanfield.records import RunDirectory
 
@@ -70,10 +70,13 @@ def command(args: Sequence[str]) -> int:
         field, rho = _drawn_heads(mu, **numbers)
     else:
         numbers = {}
-        field, rho = particles_from(options.particles, read_float64(options.particles))
+        field, rho = particles_from(options.particles, read_problem(options.particles))
     solution = mf.solve_flow(field, rho, mu, scheme=scheme_named(options.scheme))
     path, nodes = np.asarray(solution.path), np.asarray(rho.grid.nodes)
     weights = np.asarray(mu.weights)
+    require_representable(f"{options.tokens}: the path", path)
+    start, end = _radius(path[0], weights), _radius(path[-1], weights)
+    require_representable(f"{options.tokens}: the root mean square radius", [start, end])
 
     directory = RunDirectory.create(
         options.out or free_folder(RESULTS / "flow"),
@@ -84,7 +87,6 @@ def command(args: Sequence[str]) -> int:
     stored = directory.save("path", path=path, nodes=nodes, weights=weights)
     picture = _picture(directory.path, path, weights)
     directory.finish([])
-    start, end = _radius(path[0], weights), _radius(path[-1], weights)
     print(
         f"{mu.num_tokens} tokens in d = {mu.dim} through L = {rho.num_cells} cells of"
         f" M = {rho.num_particles} heads ({options.scheme}):"
@@ -102,6 +104,9 @@ def _drawn_heads(mu: Any, *, heads: int, depth: int, seed: int) -> tuple[Any, An
 
     radius = max(float(np.sqrt((np.asarray(mu.points) ** 2).sum(-1).max())), 1e-12)
     scale = 2.0 / radius**2
+    require_representable(
+        "the scale of drawn heads, 2/|x|^2 at the farthest token,", scale or np.inf
+    )
     law = mf.EntrywiseGaussian(A=scale, V=mu.dim**-0.5)
     field = mf.SoftmaxAttention("av")
     grid = mf.DepthGrid.uniform(depth)

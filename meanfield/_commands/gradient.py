@@ -13,7 +13,8 @@ from meanfield._commands.flags import SchemeName, parse, scheme_named
 from meanfield._commands.problems import (
     batch_from,
     particles_from,
-    read_float64,
+    read_problem,
+    require_representable,
     require_writable,
 )
 from meanfield._files import write_arrays
@@ -46,7 +47,7 @@ def command(args: Sequence[str]) -> int:
         options.out.suffix == ".npz", f"--out {options.out}", "a .npz file", "pass --out RESULT.npz"
     )
     require_writable(options.out)
-    arrays = read_float64(options.problem)
+    arrays = read_problem(options.problem)
 
     import meanfield as mf
 
@@ -65,7 +66,10 @@ def command(args: Sequence[str]) -> int:
     )
     result = {"risk": solution.value, "x1": solution.path[:, -1], "q0": solution.momenta[:, 0]}
     result |= {f"g{leaf}": value for leaf, value in solution.gradient._asdict().items()}
-    write_arrays(options.out, {key: np.asarray(value) for key, value in result.items()})
+    result = {key: np.asarray(value) for key, value in result.items()}
+    for key, values in {**result, "the gradient's norm": np.asarray(solution.norm)}.items():
+        require_representable(f"{options.problem}: {key}", values)
+    write_arrays(options.out, result)
     shape = " x ".join(str(size) for size in batch.contexts.points.shape)
     print(
         f"risk {float(solution.value):.16g}, |grad| {float(solution.norm):.16g}"

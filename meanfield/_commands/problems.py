@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from meanfield._checks import MeanfieldError, require, require_finite
-from meanfield._files import read_arrays
+from meanfield._checks import MeanfieldError, NonFiniteError, require, require_finite
+from meanfield._files import read_float64
 
 PARTICLES = "A, V [L, M, d, d] or Q, K [L, M, k, d] with V [L, M, d, d]; optional nodes, scale"
+INPUTS = ("A", "V", "Q", "K", "nodes", "scale", "x", "w", "lw", "y")
+RESULTS = ("risk", "x1", "q0", "gA", "gV", "gQ", "gK")
 
 
 def require_writable(path: Path) -> None:
@@ -26,18 +28,28 @@ def require_writable(path: Path) -> None:
     )
 
 
-def read_float64(path: Path) -> dict[str, np.ndarray]:
-    """All numeric arrays of a file in float64. Raises: `MeanfieldError` on other entries."""
-    arrays = {}
-    for name, values in read_arrays(path).items():
-        require(
-            values.dtype.kind in "biuf",
-            f"{path}: {name} has type {values.dtype}",
-            "real numbers",
-            "save arrays of real numbers",
+def require_representable(name: str, values: Any) -> None:
+    """Refuse a result that float64 cannot hold.
+
+    Raises: `NonFiniteError` if any entry is not finite.
+    """
+    values = np.asarray(values)
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        raise NonFiniteError(
+            f"{name} is not finite ({bad} of {values.size} numbers)",
+            "numbers that float64 can hold",
+            "make tokens, heads, targets or weights smaller",
         )
-        arrays[name] = values.astype(np.float64)
-    return arrays
+
+
+def read_problem(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a problem or particle file in float64.
+
+    A file may hold results beside its problem, as the golden files do; they are not read.
+    Raises: `MeanfieldError` on other names or entries that are no real numbers.
+    """
+    return read_float64(path, known=(*INPUTS, *RESULTS))
 
 
 def particles_from(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
@@ -113,6 +125,13 @@ def batch_from(path: Path, arrays: Mapping[str, np.ndarray], dim: int) -> Any:
     sound = x.ndim == 3 and x.shape[2] == dim and shapes["y"] == x.shape
     sound = sound and all(shapes.get(name, x.shape[:2]) == x.shape[:2] for name in ("w", "lw"))
     require(sound, f"{path}: {_listed(shapes)}", expected, "correct the shapes")
+    least = float(np.min(given["lw"], initial=0.0)) if "lw" in given else 0.0
+    require(
+        least >= 0 or np.isnan(least),  # nan is named below
+        f"{path}: lw holds the negative entry {least:g}",
+        "loss weights of at least 0",
+        "correct them",
+    )
     try:
         contexts = TokenMeasure.from_weights(x, given["w"]) if "w" in given else TokenMeasure(x)
         return Batch(contexts, given["y"], given.get("lw"))

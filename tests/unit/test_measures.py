@@ -52,6 +52,30 @@ def test_csv_header_decides_what_the_last_column_is(tmp_path):
     assert mf.TokenMeasure.load(tmp_path / "b.csv").dim == 2
 
 
+@pytest.mark.parametrize("head", ["", "x, y, weight\n", '"x","y","weight"\r\n'])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_csv_of_a_spreadsheet_keeps_every_token(tmp_path, head, mark):
+    path = tmp_path / "cloud.CSV"
+    path.write_text(f"{mark}{head}1,2.5,1\n-.5,+3.,1e0\n\n", encoding="utf-8")
+    mu = mf.TokenMeasure.load(path)
+    expected = [[1, 2.5, 1], [-0.5, 3, 1]]
+    np.testing.assert_array_equal(mu.points, np.array(expected)[:, : 2 if head else 3])
+    mu.save(path)
+    np.testing.assert_array_equal(mf.TokenMeasure.load(path).points, mu.points)
+
+
+def test_arrays_of_other_types_are_converted_or_refused():
+    points = np.array([[1.5, 2.0], [3.0, 4.0]])
+    for kind in (">f8", "<f8", ">f4", ">i4", ">f2", jnp.bfloat16):
+        mu = mf.TokenMeasure(points.astype(kind))
+        np.testing.assert_array_equal(mu.points, points.astype(kind).astype(float))
+    weights = np.array([1.0, 3.0], ">f8")
+    np.testing.assert_allclose(mf.TokenMeasure.from_weights(points, weights).weights, [0.25, 0.75])
+    for kind in (np.longdouble, complex, bool, object, "M8[s]"):
+        with pytest.raises(mf.MeanfieldError, match="real numbers"):
+            mf.TokenMeasure(points.astype(int).astype(kind))
+
+
 def test_stacked_contexts_move_as_they_do_alone():
     contexts = [cloud(2, num=3), cloud(3, num=6)]
     rho = mf.sample_parameters(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
-from tests.workflow.command_line import ROOT, call, refused
+from tests.workflow.command_line import ROOT, call, process, refused
 
 GOLDEN = ROOT / "tests" / "golden"
 NAMES = ["flow_all_tokens", "flow_query_token"]
@@ -119,6 +119,48 @@ def test_schemes_and_methods_are_named_and_near_each_other(here, flags, words):
     assert 1e-9 < gap(arrays("other.npz")["gV"], arrays("euler.npz")["gV"]) < 0.2
 
 
+@pytest.mark.parametrize("kind", [">f8", "<f2", "f4", np.longdouble])
+def test_numbers_of_any_type_are_solved_in_double(here, kind):
+    cast = {name: values.astype(kind) for name, values in problem().items()}
+    call("gradient", save(**cast), "--out", "cast.npz")
+    call("gradient", save(**{k: v.astype("f8") for k, v in cast.items()}), "--out", "double.npz")
+    cast, double = arrays("cast.npz"), arrays("double.npz")
+    assert all(cast[name].tobytes() == double[name].tobytes() for name in double)
+
+
+@pytest.mark.parametrize("kind", [">f8", "<f2", "f4", ">i4", np.longdouble])
+def test_flow_of_numbers_of_any_type_is_stored_in_double(here, kind):
+    points = np.round(4 * CLOUD).astype(kind)
+    np.save("cloud.npy", points)
+    code, _, err = call("flow", "cloud.npy", "--heads", 2, "--depth", 2, "--out", "out")
+    assert (code, err) == (0, "")
+    stored = mf.RunDirectory.open("out").load("path")["path"]
+    assert stored.dtype == np.float64
+    np.testing.assert_array_equal(stored[0], points.astype(float))
+
+
+def test_flow_that_leaves_the_numbers_is_one_line(here, capfd):
+    np.savez("cloud.npz", points=CLOUD, weight=np.ones(5))
+    assert "'weight'" in refused("flow", "cloud.npz")
+    np.save("cloud.npy", np.full((3, 2), 1e200))
+    assert "not finite" in refused("flow", "cloud.npy")
+    heads = {"A": np.zeros((1, 1, 2, 2)), "V": np.eye(2)[None, None]}
+    np.savez("heads.npz", **heads)
+    np.save("cloud.npy", [[1e200, 0.0], [-1e200, 0.0]])
+    assert "not finite" in refused("flow", "cloud.npy", "--particles", "heads.npz")
+    assert sorted(os.listdir()) == ["cloud.npy", "cloud.npz", "heads.npz"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_warnings_do_not_precede_the_one_line(here):
+    file = save(V=np.full((3, 2, 2, 2), np.longdouble("1e400")))
+    done = process("-m", "meanfield", "gradient", file, "--out", "r.npz", cwd=here)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    np.save("cloud.npy", np.full((3, 2), 1e200))
+    done = process("-m", "meanfield", "flow", "cloud.npy", cwd=here)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+
+
 def test_adaptive_has_no_discrete_adjoint(here):
     line = refused(
         "gradient", save(), "--out", "r.npz", "--scheme", "adaptive", "--method", "discrete"
@@ -156,7 +198,7 @@ def object_array() -> np.ndarray:
         ({"x": np.full((2, 4, 2), np.nan)}, "nan"),
         ({"y": np.full((2, 4, 2), np.inf)}, "inf"),
         ({"A": np.full((3, 2, 2, 2), np.nan)}, "A holds nan"),
-        ({"V": np.full((3, 2, 2, 2), 1e200)}, "not finite after depth cell"),
+        ({"V": np.full((3, 2, 2, 2), 1e200)}, "depth cell 1"),
         ({"nodes": np.linspace(0, 1, 5)}, "3 depth cells but grid has 4"),
         ({"nodes": np.array([0.0, 0.5, 0.2, 1.0])}, "s_0 < s_1"),
         ({"nodes": np.array([0.0, 0.5, np.nan, 1.0])}, "nodes holds nan"),
@@ -165,6 +207,12 @@ def object_array() -> np.ndarray:
         ({"A": np.ones((3, 2, 2, 2), complex)}, "A has type complex128"),
         ({"A": np.full((3, 2, 2, 2), "1")}, "A has type"),
         ({"A": object_array()}, "pickle"),
+        ({"lw": np.full((2, 4), -0.25)}, "lw holds the negative entry -0.25"),
+        ({"weights": np.full((2, 4), 0.25)}, "'weights'"),
+        ({"scales": np.array(2.0), "node": np.arange(4.0)}, "'node', 'scales'"),
+        ({"y": np.full((2, 4, 2), 1e200)}, "finite"),
+        ({"lw": np.full((2, 4), 1e308), "y": np.full((2, 4, 2), 1e5)}, "finite"),
+        ({"V": np.full((3, 2, 2, 2), np.longdouble("1e400"))}, "V holds inf"),
     ],
 )
 def test_wrong_problem_is_one_line_and_leaves_nothing(here, changes, words):
@@ -322,8 +370,22 @@ def test_flow_through_stored_particles_equals_solve_flow(here):
     [
         ("", "is empty"),
         ("x,y\n", "holds no token"),
-        ("1,2\n3\n", "equally many numbers"),
-        ("1,2\nthree,4\n", "three"),
+        ("1,2\n\n3\n", "line 3: 1 cells; expected 2, as in the first row"),
+        ("1,2\nthree,4\n", "line 2: 'three'"),
+        ("1,2\n3,\n", "line 2: ''"),
+        ("one,2\n3,4\n", "line 1: 'one'"),
+        ("x,1\n3,4\n", "line 1: 'x'"),
+        ("1_0,2\n", "line 1: '1_0'"),
+        ("1_0,2_0\n3,4\n", "line 1: '1_0'"),
+        ("x,y\n1,1_0\n", "line 2: '1_0'"),
+        ("x,y\n\u0661,2\n", "is no number"),
+        ("x,y,weight\n1,2\n", "line 2: 2 cells; expected 3, as in the header"),
+        ("x,y\n1,2,3\n", "line 2: 3 cells; expected 2"),
+        ("x,Weight\n1,2\n", "the column 'Weight'"),
+        ("x,weights\n1,2\n", "the column 'weights'"),
+        ("weight,x\n1,2\n", "the column 'weight'"),
+        ("weight\n1\n", "weights alone"),
+        ("x;y\n1;2\n", "line 2: '1;2'"),
         ("1,nan\n", "nan"),
         ("x,weight\n1,-2\n", "negative"),
         ("x,weight\n1,0\n", "sum to 0"),
@@ -331,7 +393,7 @@ def test_flow_through_stored_particles_equals_solve_flow(here):
     ],
 )
 def test_wrong_csv_is_one_line(here, content, words):
-    Path("cloud.csv").write_text(content)
+    Path("cloud.csv").write_text(content, encoding="utf-8")
     assert words in refused("flow", "cloud.csv")
     assert os.listdir() == ["cloud.csv"]
 
