@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
+from meanfield.flow import contexts_budget
 from tests.helpers import (
     inner,
     random_batch,
@@ -192,6 +193,56 @@ def test_many_contexts_in_chunks_are_the_mean_of_single_ones():
     assert relative_gap(whole.value, sum(s.value for s in single) / 3) < 1e-13
     momenta = np.concatenate([s.momenta for s in single]) / 3
     assert relative_gap(whole.momenta, momenta) < 1e-12
+
+
+def test_the_risk_divides_by_all_contexts_whatever_the_chunks():
+    """Three contexts, two at a time and one left over; V = 0, so that the risk is known."""
+    rho = random_measure(AV, dim=2, num_particles=64, nodes=(0.0, 1.0), seed=1)
+    rho = rho.with_particles(rho.particles._replace(V=jnp.zeros_like(rho.particles.V)))
+    batch = random_batch(dim=2, num_contexts=3, num_tokens=32)
+    assert contexts_budget(batch.contexts, rho, 0)[0] == 2
+    squares = np.square(np.asarray(batch.contexts.points - batch.targets)).sum(axis=-1)
+    expected = (np.asarray(batch.loss_weights) * squares).sum() / (2 * 3)
+    assert float(mf.risk(AV, rho, mf.SquaredLoss(), batch)) == pytest.approx(expected, rel=1e-13)
+
+
+def test_the_continuous_adjoint_reads_linear_measures_where_the_tokens_are():
+    """RK4 both ways: momenta and gradient differ from the discrete ones at order 4 only."""
+    rho = random_measure(
+        AV,
+        dim=2,
+        num_particles=1,
+        nodes=[0.0, 0.1, 0.3, 0.5],
+        seed=4,
+        scale=0.4,
+        interpolation="linear",
+    )
+    discrete, continuous = (
+        mf.conditional_gradient(
+            AV, rho, mf.SquaredLoss(), random_batch(dim=2), scheme=RK4, method=method
+        )
+        for method in (mf.DiscreteAdjoint(), mf.ContinuousAdjoint())
+    )
+    assert relative_gap(continuous.momenta, discrete.momenta) < 1e-4
+    assert relative_gap(continuous.gradient, discrete.gradient) < 1e-3
+
+
+def test_adaptive_steps_read_linear_measures_at_their_fraction_of_the_cell():
+    """x' = V(s) x has x(S) = x(0) exp(int V): trapezia, and the last cell its own value."""
+    nodes, values = np.array([0.0, 0.2, 0.9]), np.array([-0.5, 1.5])
+    V = jnp.asarray(values.reshape(2, 1, 1, 1))
+    rho = mf.ParameterMeasure(
+        mf.AttentionAV(jnp.zeros_like(V), V), mf.DepthGrid(nodes), interpolation="linear"
+    )
+    batch = mf.Batch(mf.TokenMeasure(np.ones((1, 1, 1))), np.zeros((1, 1, 1)))
+    found = mf.conditional_gradient(AV, rho, mf.SquaredLoss(), batch, scheme=mf.Adaptive())
+    exponents = np.array([0.0, 0.2 * 0.5, 0.2 * 0.5 + 0.7 * 1.5])
+    np.testing.assert_allclose(found.path[0, :, 0, 0], np.exp(exponents), rtol=1e-7)
+    # q(s) x(s) = x(S)^2 throughout: dL/dV of a node is that times the integral of its hat.
+    square = np.exp(2 * exponents[-1])
+    np.testing.assert_allclose(found.momenta[0, :, 0, 0], square * np.exp(-exponents), rtol=1e-7)
+    partial = square * np.array([0.2 / 2, 0.2 / 2 + 0.7])
+    np.testing.assert_allclose(np.ravel(found.gradient.V) * np.diff(nodes), partial, rtol=1e-7)
 
 
 def test_loss_weight_zero_ignores_the_target():
