@@ -356,6 +356,16 @@ def test_quasi_random_clouds_beat_independent_ones(name: str) -> None:
     assert quasi < 0.35 * independent
 
 
+@pytest.mark.parametrize("name", LAWS)
+def test_quasi_random_clouds_have_the_law_s_moments(name: str) -> None:
+    law = LAWS[name]
+    points = np.asarray(law.tokens(4096, key=KEY, rule="quasi").points)
+    covariance = np.asarray(law.covariance())
+    scale = np.max(np.abs(covariance))
+    assert np.max(np.abs(points.mean(axis=0) - law.mean())) < 0.01 * np.sqrt(scale)
+    assert np.max(np.abs(np.cov(points.T) - covariance)) < 0.03 * scale
+
+
 def test_quasi_random_points_are_inside_and_raw_keys_work() -> None:
     cube = mf.Cube(1.0, 3)
     cloud = cube.tokens(3000, key=jax.random.PRNGKey(0), rule="quasi")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import meanfield as mf
 
@@ -184,3 +185,36 @@ def test_intervals_cover_the_true_slope_as_often_as_they_say(num_replicates):
         low, high = mf.fit_rate(sizes, noise * sizes**-0.5, num_bootstrap=200, seed=trial).interval
         covered += low <= -0.5 <= high
     assert abs(covered / 300 - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 300)
+
+
+def test_replicates_are_resampled_whole():
+    """What a replicate's sizes have in common cancels in its slope: no interval is left."""
+    generator = np.random.default_rng(5)
+    common = np.exp(generator.normal(size=(12, 1)))
+    shared = mf.fit_rate(SIZES, common * SIZES**-0.5).interval
+    assert shared == pytest.approx((-0.5, -0.5), abs=1e-10)
+    own = mf.fit_rate(SIZES, np.exp(generator.normal(size=(12, 5))) * SIZES**-0.5).interval
+    assert own[1] - own[0] > 0.1
+
+
+@pytest.mark.parametrize("num", [2, 3, 6])
+def test_interval_of_few_replicates_is_student_s_for_their_mean_slope(num):
+    """Geometric means make the slope the mean of the rows' slopes."""
+    errors = _replicates(-0.5, num=num, seed=9)
+    rate = mf.fit_rate(SIZES, errors, aggregate="geometric", level=0.9, num_bootstrap=20000)
+    slopes = [np.polyfit(np.log(SIZES), np.log(row), 1)[0] for row in errors]
+    half = stats.t.ppf(0.95, num - 1) * np.std(slopes, ddof=1) / np.sqrt(num)
+    assert rate.slope == pytest.approx(np.mean(slopes))
+    assert rate.interval == pytest.approx((rate.slope - half, rate.slope + half), abs=0.03 * half)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("num_sizes", [4, 5])
+def test_interval_of_one_curve_is_student_s_with_two_numbers_fitted(num_sizes, level):
+    sizes = SIZES[:num_sizes]
+    errors = _replicates(-1.0, num=1, seed=3)[0, :num_sizes]
+    fit: Any = stats.linregress(np.log(sizes), np.log(errors))
+    half = stats.t.ppf((1 + level) / 2, num_sizes - 2) * fit.stderr
+    rate = mf.fit_rate(sizes, errors, level=level)
+    assert rate.interval == pytest.approx((fit.slope - half, fit.slope + half), rel=1e-10)
+    assert rate.interval[0] < rate.slope < rate.interval[1]
