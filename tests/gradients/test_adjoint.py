@@ -223,8 +223,8 @@ def test_the_continuous_adjoint_reads_linear_measures_where_the_tokens_are():
         )
         for method in (mf.DiscreteAdjoint(), mf.ContinuousAdjoint())
     )
-    assert relative_gap(continuous.momenta, discrete.momenta) < 1e-4
-    assert relative_gap(continuous.gradient, discrete.gradient) < 1e-3
+    assert relative_gap(continuous.momenta, discrete.momenta) < 2e-4
+    assert relative_gap(continuous.gradient, discrete.gradient) < 3e-3
 
 
 def test_adaptive_steps_read_linear_measures_at_their_fraction_of_the_cell():
