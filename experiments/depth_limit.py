@@ -68,6 +68,14 @@ class Parameters:
     seed: int = 0
     """Seed of all random streams."""
 
+    def __post_init__(self) -> None:
+        mf.check_parameters(
+            self,
+            at_least={"num_replicates": 2},
+            at_most={"num_nodes": 128},
+            multiple_of={"sizes": 2},
+        )
+
 
 def closed_form_errors(parameters: Parameters, key: jax.Array, progress) -> dict[str, np.ndarray]:
     """Errors ``[K]`` of each scheme against the Gaussian closure, at all nodes of two cells."""
@@ -162,10 +170,6 @@ def layer_errors(
 
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Sweep L, store the errors of every series, fit slopes."""
-    if min(parameters.sizes) < 2 or any(size % 2 for size in parameters.sizes):
-        raise mf.MeanfieldError(
-            f"sizes is {parameters.sizes}", "even numbers of layers", "pass --sizes 4 8 16 32 64"
-        )
     mf.use_double()
     root = jax.random.key(parameters.seed)
     stream = [jax.random.fold_in(root, name) for name in range(4)]

@@ -38,6 +38,9 @@ class Parameters:
     seed: int = 0
     """Seed of the heads and of the tokens."""
 
+    def __post_init__(self) -> None:
+        mf.check_parameters(self)
+
 
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Sweep eps, store the errors, fit their slope."""

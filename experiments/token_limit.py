@@ -60,6 +60,9 @@ class Parameters:
     seed: int = 0
     """Seed of all random streams."""
 
+    def __post_init__(self) -> None:
+        mf.check_parameters(self, at_least={"num_replicates": 2})
+
 
 def handwritten_two() -> mf.TokenMeasure:
     """One digit of scikit-learn's as a measure in the plane: pixel = token, intensity = mass."""
@@ -92,9 +95,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     def compute_limits() -> dict[str, np.ndarray]:
         closure = exact.gaussian_closure(gaussian.mean(), gaussian.covariance(), rho)
         return {
-            "gaussian": closure.flow_map(probes),
-            "cube": follow(laws["cube"].tokens(24, rule="legendre")),
-            "digit": follow(image),
+            "gaussian": np.asarray(closure.flow_map(probes)),
+            "cube": np.asarray(follow(laws["cube"].tokens(24, rule="legendre"))),
+            "digit": np.asarray(follow(image)),
         }
 
     limits = directory.cached("limits", compute_limits)

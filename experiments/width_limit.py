@@ -73,6 +73,9 @@ class Parameters:
     seed: int = 0
     """Seed of all random streams."""
 
+    def __post_init__(self) -> None:
+        mf.check_parameters(self, at_least={"num_replicates": 2})
+
 
 def reference_heads(parameters: Parameters, key: jax.Array) -> mf.ParameterMeasure:
     """The measure that stands for the limit: heads (A, V) with V = (A scaled + noise)/sqrt(2)."""

@@ -25,7 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meanfield._checks import DomainError, MeanfieldError, NonFiniteError
+    from meanfield._checks import DomainError, MeanfieldError, NonFiniteError, check_parameters
     from meanfield._runtime import use_double
     from meanfield.adjoint import (
         ContinuousAdjoint,
@@ -140,6 +140,7 @@ __all__ = [
     "TokenMeasure",
     "TrainingInfo",
     "TrainingState",
+    "check_parameters",
     "conditional_gradient",
     "conditional_wasserstein2",
     "coupled_distance",
@@ -168,7 +169,7 @@ __all__ = [
 
 # Where each name lives; tests/workflow checks it against the imports above.
 _NAMES_OF_ROOM = {
-    "_checks": "DomainError MeanfieldError NonFiniteError",
+    "_checks": "DomainError MeanfieldError NonFiniteError check_parameters",
     "_runtime": "use_double",
     "measures": "DepthGrid ParameterMeasure TokenMeasure refine_depth sample_parameters "
     "stack_contexts subsample",

@@ -56,22 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
     except BrokenPipeError:  # `meanfield list | head` is no error
         return 0
     except MeanfieldError as error:
-        print(f"meanfield {name}: {error}", file=sys.stderr)
+        _say(f"meanfield {name}: {error}")
         return 2
     except Exception as error:
         if isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error):
             text = " ".join(str(error).split())[:200] or "out of memory"
             mend = "expected memory and files that can be used; free some, or ask for less"
-            print(f"meanfield {name}: {text}; {mend}", file=sys.stderr)
+            _say(f"meanfield {name}: {text}; {mend}")
             return 2
         # A defect, here or in an experiment's own file: its author needs all of it.
-        traceback.print_exc()
-        print(f"meanfield {name}: stopped by {type(error).__name__}", file=sys.stderr)
+        _say(traceback.format_exc() + f"meanfield {name}: stopped by {type(error).__name__}")
         return 2
     finally:
         _give_up_what_cannot_be_written()
@@ -96,6 +95,11 @@ def _dispatch(args: Sequence[str]) -> int:
             return module.command(args[1:])
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error may be full or closed as well
+        print(text, file=sys.stderr)
 
 
 def _give_up_what_cannot_be_written() -> None:

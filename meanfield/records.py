@@ -6,6 +6,7 @@ A run directory holds everything that a figure, a report or a resumed run needs:
     NAME.npz               arrays stored by `RunDirectory.save`
     cells/KEY.npz          a sweep's cells: computed once, skipped on resume
     checkpoints/NAME.npz   the state of a loop, replaced at every save
+    .lock                  held by the process that writes; the system frees it when that ends
 
 Every file is written beside its place and then moved there, so that a killed run leaves whole
 files only; a finished run is never written to again. Floats are stored bit for bit in ``.npz``
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import platform
 import re
 import sys
@@ -31,7 +33,12 @@ from meanfield import __version__
 from meanfield._checks import MeanfieldError, require
 from meanfield._files import read_arrays, replacing, write_arrays
 
-MANIFEST = "manifest.json"
+try:
+    import fcntl
+except ImportError:  # no locks on such a system
+    fcntl = None
+
+MANIFEST, LOCK = "manifest.json", ".lock"
 STATUSES = ("running", "interrupted", "failed", "finished")
 CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
@@ -182,6 +189,12 @@ class RunDirectory:
             "a new or empty folder",
             "choose another one",
         )
+        _lock(path)
+        if (path / MANIFEST).exists():  # another process was quicker
+            _unlock(path)
+            raise MeanfieldError(
+                f"{path} holds a run already", "a new folder", "choose another folder"
+            )
         manifest = {
             "name": name,
             "status": "running",
@@ -194,7 +207,11 @@ class RunDirectory:
             "claims": [],
         }
         directory = cls(path, manifest)
-        directory._write_manifest()
+        try:
+            directory._write_manifest()
+        except MeanfieldError:
+            directory.discard()
+            raise
         return directory
 
     @classmethod
@@ -212,15 +229,8 @@ class RunDirectory:
                 "a manifest that meanfield wrote",
                 mend,
             ) from None
-        expected = {"name": str, "status": str, "configuration": dict, "claims": list}
-        sound = isinstance(manifest, dict) and all(
-            isinstance(manifest.get(key), kind) for key, kind in expected.items()
-        )
-        sound = sound and manifest["status"] in STATUSES
-        sound = sound and isinstance(manifest.get("seconds"), int | float)
-        sound = sound and all(_is_claim(claim) for claim in manifest["claims"])
         require(
-            sound,
+            _is_manifest(manifest),
             f"{path / MANIFEST} is damaged (an entry is missing or has a wrong type)",
             "name, status, configuration, seconds and claims as meanfield wrote them",
             mend,
@@ -231,16 +241,23 @@ class RunDirectory:
     def resume(cls, path: str | Path) -> "RunDirectory":
         """Go on with an unfinished run, under its own stored configuration and seeds.
 
-        Raises: `MeanfieldError` if it is finished (it is never written to again), damaged or
-        missing.
+        Raises: `MeanfieldError` if it is finished (it is never written to again), damaged, missing,
+        or still being written by another process.
         """
-        directory = cls.open(path)
-        require(
-            directory.status != "finished",
-            f"{path} holds a finished run",
-            "an unfinished one, since a finished run is never overwritten",
-            "start a new run in another folder",
-        )
+        path = Path(path)
+        cls.open(path)
+        _lock(path)
+        try:
+            directory = cls.open(path)  # again: its owner may have ended in between
+            require(
+                directory.status != "finished",
+                f"{path} holds a finished run",
+                "an unfinished one, since a finished run is never overwritten",
+                "start a new run in another folder",
+            )
+        except MeanfieldError:
+            _unlock(path)
+            raise
         directory._manifest["status"] = "running"
         directory._manifest["versions"] = versions()
         directory._manifest["device"] = device()
@@ -270,16 +287,13 @@ class RunDirectory:
     @property
     def claims(self) -> list[Claim]:
         """The claims of a finished run."""
-        return [
-            Claim(
-                entry["quantity"],
-                entry["expected"],
-                entry["measured"],
-                None if entry["interval"] is None else tuple(entry["interval"]),
-                entry["verdict"],
-            )
-            for entry in self.manifest["claims"]
-        ]
+        claims = []
+        for entry in self.manifest["claims"]:
+            expected, measured = (_from_json(entry[key]) for key in ("expected", "measured"))
+            low, high = map(_from_json, entry["interval"] or (0.0, 0.0))
+            interval = None if entry["interval"] is None else (low, high)
+            claims.append(Claim(entry["quantity"], expected, measured, interval, entry["verdict"]))
+        return claims
 
     @property
     def files(self) -> list[str]:
@@ -289,7 +303,7 @@ class RunDirectory:
     @property
     def has_results(self) -> bool:
         """True once anything but the manifest is stored."""
-        return self.files != [str(self.path / MANIFEST)]
+        return not set(self.files) <= {str(self.path / MANIFEST)}
 
     def save(self, name: str, /, **arrays: Any) -> Path:
         """Store named arrays as ``NAME.npz``, whole or not at all; returns the path."""
@@ -330,12 +344,10 @@ class RunDirectory:
 
     def finish(self, claims: Iterable[Claim]) -> None:
         """Store the claims and close the run for good."""
-        self._require_unfinished()
         self._close("finished", claims)
 
     def abandon(self, status: str) -> None:
         """Mark an unfinished run "interrupted" or "failed"; `resume` goes on from there."""
-        self._require_unfinished()
         self._close(status, ())
 
     def discard(self) -> None:
@@ -347,15 +359,20 @@ class RunDirectory:
             "remove the folder by hand if you mean it",
         )
         (self.path / MANIFEST).unlink(missing_ok=True)
+        _unlock(self.path)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def _close(self, status: str, claims: Iterable[Claim]) -> None:
+        self._require_unfinished()
+        if (self.path / MANIFEST).exists():  # what this object knows may be old
+            type(self).open(self.path)._require_unfinished()
         self._manifest["status"] = status
         self._manifest["claims"] = to_plain(list(claims))
         elapsed = time.monotonic() - self._started
         self._manifest["seconds"] = round(self._seconds_before + elapsed, 3)
         self._write_manifest()
+        _unlock(self.path)
 
     def _require_unfinished(self) -> None:
         require(
@@ -405,11 +422,88 @@ def device() -> str:
     return f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
 
 
-def _is_claim(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not {"expected", "measured"} <= set(entry):
+_LOCKS: dict[Path, int] = {}  # what this process holds: it may open its own run again
+
+
+def _lock(folder: Path) -> None:
+    """Take the folder for this process until `_unlock` or its end, however it ends.
+
+    Raises: `MeanfieldError` if another process holds it.
+    """
+    folder = folder.resolve()
+    if folder in _LOCKS or fcntl is None:
+        return
+    path = folder / LOCK
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise MeanfieldError(
+                f"{folder} cannot be used ({error.strerror or error})",
+                "a folder that can be written",
+                "choose another one",
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise MeanfieldError(
+                f"{folder} is being written by another process",
+                "a run whose process has ended",
+                "wait for it, or stop it first",
+            ) from None
+        except OSError:  # a file system without locks: go on without
+            os.close(handle)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                _LOCKS[folder] = handle
+                return
+        os.close(handle)  # its former owner removed the file in between: take the new one
+
+
+def _unlock(folder: Path) -> None:
+    handle = _LOCKS.pop(folder.resolve(), None)
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _from_json(value: Any) -> Any:
+    """A number of a claim as a float, those that are no JSON numbers among them; else itself."""
+    is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
+    return float(value) if is_number else value
+
+
+def _is_manifest(found: Any) -> bool:
+    expected = {
+        "name": str,
+        "status": str,
+        "configuration": dict,
+        "seeds": dict,
+        "started": str,
+        "claims": list,
+    }
+    if not isinstance(found, dict):
         return False
-    interval = entry.get("interval", ())
+    if not all(isinstance(found.get(key), kind) for key, kind in expected.items()):
+        return False
+    seconds = found.get("seconds")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        return False
+    sound = 0 <= seconds < math.inf and found["status"] in STATUSES
+    return sound and all(_is_claim(claim) for claim in found["claims"])
+
+
+def _is_claim(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not {"expected", "measured", "interval"} <= set(entry):
+        return False
+    interval = entry["interval"]
     sound = interval is None or (isinstance(interval, list) and len(interval) == 2)
+    ends = [_from_json(end) for end in interval or ()] if sound else [None]
+    sound = all(isinstance(end, float) for end in ends)
+    sound = sound and all(isinstance(entry[k], int | float | str) for k in ("expected", "measured"))
     known = entry.get("verdict") in (CONSISTENT, INCONSISTENT, UNDECIDED)
     return sound and known and isinstance(entry.get("quantity"), str)
 

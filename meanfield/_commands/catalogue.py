@@ -119,11 +119,19 @@ def preset_overrides(path: Path, preset: str | None) -> dict[str, Any]:
     return table[path.stem]
 
 
-def build_parameters(kind: Any, values: dict[str, Any], where: str) -> Any:
+def build_parameters(kind: Any, values: Any, where: str, *, complete: bool = False) -> Any:
     """An instance of the experiment's ``Parameters`` from plain values (TOML or JSON).
 
-    Raises: `MeanfieldError` on unknown names or values of another type than the field's.
+    ``complete``: every field must be given, as in a manifest; a default may have changed since.
+    Raises: `MeanfieldError` on unknown or missing names, values of another type than the field's,
+    or those that the experiment refuses.
     """
+    require(
+        isinstance(values, dict),
+        f"{where} holds {values!r:.60} for parameters",
+        "a value for each of them, by name",
+        "mend that file, or start a new run",
+    )
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - set(fields))
@@ -133,9 +141,18 @@ def build_parameters(kind: Any, values: dict[str, Any], where: str) -> Any:
         f"only {', '.join(fields)}",
         "correct the name",
     )
+    absent = [name for name in fields if name not in values] if complete else []
+    require(
+        not absent,
+        f"{where} lacks {', '.join(absent)}",
+        "a value for every parameter",
+        "mend that file, or start a new run",
+    )
     cast = {name: _cast(value, hints[name], f"{where}: {name}") for name, value in values.items()}
     try:
         return kind(**cast)
+    except MeanfieldError as error:
+        raise MeanfieldError(f"{where}: {error.given}", error.expected, error.mend) from None
     except TypeError as error:
         raise MeanfieldError(f"{where}: {error}", "a value for every field", "add it") from None
 
@@ -162,7 +179,7 @@ def _cast(value: Any, hint: Any, where: str) -> Any:
     elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)  # "inf" and "nan" are strings in a manifest
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif hint is Path and isinstance(value, str):
         return Path(value)

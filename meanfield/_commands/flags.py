@@ -39,6 +39,11 @@ def parse(kind: Any, args: Sequence[str], *, prog: str, default: Any = None) -> 
     except SystemExit as stop:
         if not stop.code:
             raise
+        cause: BaseException | None = stop
+        while cause is not None:
+            if isinstance(cause, MeanfieldError):  # the dataclass's own check
+                raise cause from None
+            cause = cause.__context__
         raise MeanfieldError(
             _first_sentence(said.getvalue()), "the flags of this command", f"see: {prog} --help"
         ) from None

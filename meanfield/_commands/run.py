@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -121,12 +122,20 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
         preset = stored.configuration.get("preset")
         values, where = stored.configuration.get("parameters"), f"{resumed}/manifest.json"
         require(
-            stored.name == path.stem and isinstance(values, dict),
+            preset is None or isinstance(preset, str),
+            f"{where} holds the preset {preset!r:.60}",
+            "a name or null",
+            "mend that file, or start a new run",
+        )
+        require(
+            stored.name == path.stem,
             f"{resumed} holds a run of {stored.name}",
             f"a run of {path.stem}",
             "pass the experiment's own folder to --resume",
         )
-    default = catalogue.build_parameters(experiment.Parameters, values or {}, where)
+    default = catalogue.build_parameters(
+        experiment.Parameters, values, where, complete=stored is not None
+    )
     both = dataclasses.make_dataclass(
         "Flags", [("options", RunOptions), ("parameters", experiment.Parameters)], frozen=True
     )
@@ -147,7 +156,13 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
         given = getattr(chosen.parameters, field.name)
         require(given != (), f"{flag} without values", "at least one", "add some")
     directory = _directory(options, path.stem, preset, chosen.parameters)
-    claims = _execute(experiment, chosen.parameters, directory, f"meanfield run {name}")
+    claims = _execute(
+        experiment,
+        chosen.parameters,
+        directory,
+        f"meanfield run {name}",
+        is_resumed=stored is not None,
+    )
     result = _result(directory, preset, claims)
     if options.json:
         print(to_json(result))
@@ -178,7 +193,12 @@ def free_folder(path: Path) -> Path:
 
 
 def _execute(
-    experiment: Any, parameters: Any, directory: RunDirectory, command_line: str
+    experiment: Any,
+    parameters: Any,
+    directory: RunDirectory,
+    command_line: str,
+    *,
+    is_resumed: bool,
 ) -> list[Claim]:
     """Run the experiment; whatever stops it leaves a folder that can be resumed."""
     try:
@@ -188,6 +208,7 @@ def _execute(
         directory.finish(claims)
         return claims
     except BaseException as error:
+        error = _explained(error, directory, is_resumed)
         interrupted = isinstance(error, KeyboardInterrupt)
         with contextlib.suppress(MeanfieldError):
             if interrupted or directory.has_results:
@@ -200,7 +221,21 @@ def _execute(
                 file=sys.stderr,
             )
             raise SystemExit(130) from None
-        raise
+        raise error
+
+
+def _explained(error: BaseException, directory: RunDirectory, is_resumed: bool) -> BaseException:
+    """In a resumed run, what does not fit is most likely a stored file: then one line names it."""
+    is_misfit = isinstance(error, KeyError | ValueError | IndexError | TypeError)
+    if not is_resumed or not is_misfit or isinstance(error, MeanfieldError):
+        return error
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return MeanfieldError(
+        f"{directory.path}: stored arrays do not fit"
+        f" ({type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno})",
+        "cells and checkpoints of this experiment as it is now",
+        "remove the folder cells or checkpoints, or start a new run, which shows a defect's place",
+    ).with_traceback(error.__traceback__)
 
 
 def _result(directory: RunDirectory, preset: str | None, claims: list[Claim]) -> dict[str, Any]:
@@ -227,6 +262,7 @@ def _run_all(options: RunOptions) -> int:
     root = options.resume or options.out or RESULTS
     earlier = {run.name: run for run in find_runs(root)} if options.resume else {}
     children: list[subprocess.Popen[str]] = []
+    stopped, starting = threading.Event(), threading.Lock()
     results, codes = [], []
 
     def run(name: str) -> tuple[int, str]:
@@ -237,8 +273,13 @@ def _run_all(options: RunOptions) -> int:
             line += ["--out", str(free_folder(root / name))]
             line += [] if options.preset is None else ["--preset", options.preset]
         # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
-        child = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        children.append(child)
+        with starting:
+            if stopped.is_set():
+                return 130, ""
+            child = subprocess.Popen(
+                line, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+            children.append(child)
         output, _ = child.communicate()
         return child.returncode, output
 
@@ -264,9 +305,11 @@ def _run_all(options: RunOptions) -> int:
                 record({**found, "claims": [Claim(**claim) for claim in found["claims"]]})
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
+        with starting:
+            stopped.set()
         for child in children:
             if child.poll() is None:
-                child.send_signal(signal.SIGINT)
+                child.terminate()  # SIGINT would be ignored by children of a background job
         for child in children:
             child.wait()
         print(f"interrupted; go on with: meanfield run all --resume {root}", file=sys.stderr)

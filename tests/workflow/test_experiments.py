@@ -10,7 +10,7 @@ import pytest
 
 from meanfield._commands import catalogue
 from meanfield.records import Claim, RunDirectory
-from tests.workflow.command_line import ROOT, call, process
+from tests.workflow.command_line import ROOT, call, process, refused
 
 EXPERIMENTS = catalogue.names("experiments")
 LIMITS = {
@@ -85,11 +85,86 @@ def test_limits_hold_are_drawn_resume_and_can_fail(name, here):
         assert np.array_equal(values, errors[series])
 
 
-def test_sizes_that_the_closed_form_cannot_take_are_refused(here):
-    code, out, err = call("run", "depth_limit", "--sizes", 8, 9, 10, 12)
-    assert (code, out) == (2, "")
-    assert "even numbers" in err
-    assert err.count("\n") == 1
+BAD_FLAGS = {
+    "width_limit": [
+        "--sizes 16 32 64",
+        "--sizes 16 32 32 64",
+        "--sizes 0 16 32 64",
+        "--sizes",
+        "--num-reference 0",
+        "--num-replicates 1",
+        "--num-tokens -1",
+        "--dim 0",
+        "--num-cells 0",
+        "--score-scale 0",
+        "--value-scale nan",
+        "--num-steps 0",
+        "--training-dt inf",
+        "--expected-slope nan",
+        "--tolerance -1",
+        "--seed -1",
+        f"--seed {2**63}",
+        f"--dim {10**30}",
+    ],
+    "depth_limit": [
+        "--sizes 8 9 10 12",
+        "--sizes 2 4 8",
+        "--num-reference 0",
+        "--num-heads 0",
+        "--num-nodes 0",
+        "--num-nodes 1000",
+        "--num-tokens 0",
+        "--num-replicates 1",
+        "--seed -3",
+    ],
+    "token_limit": [
+        "--sizes 16 32",
+        "--num-replicates 1",
+        "--num-heads 0",
+        "--num-probes 0",
+        "--shift nan",
+        "--seed -1",
+    ],
+    "template": ["--sizes 0.1 0.2", "--sizes 0.1 0.2 0.3 -0.4", "--num-heads 0", "--seed -1"],
+    "digits_training": [
+        "--pool 3",
+        "--pool 0",
+        "--source sklearn --pool 3",
+        "--dim 1",
+        "--minibatch 3000",
+        "--num-train 0",
+        "--fit-steps 0",
+        "--fit-target 0",
+        "--dt nan",
+        "--record-every 0",
+        f"--seed {2**63 - 1}",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [(name, flags) for name, lines in BAD_FLAGS.items() for flags in lines]
+)
+def test_bad_parameters_are_one_line_before_any_work(here, monkeypatch, name, flags):
+    module = catalogue.load(catalogue.locate("experiments", name), ("Parameters", "run"))
+    monkeypatch.setattr(module, "run", lambda *args: pytest.fail("work was begun"))
+    monkeypatch.setattr(catalogue, "load", lambda path, needed: module)
+    line = refused("run", name, *flags.split())
+    flag = [word for word in flags.split() if word.startswith("--")][-1]
+    assert flag in line
+    assert list(here.iterdir()) == []
+
+
+def test_bad_parameters_of_a_preset_and_of_a_stored_run_are_one_line(here):
+    text = (ROOT / "experiments" / "template.py").read_text()
+    (here / "mine.py").write_text(text)
+    (here / "presets").mkdir()
+    (here / "presets" / "smoke.toml").write_text("[mine]\nnum_heads = 0\n")
+    assert "--num-heads 0" in refused("run", "mine.py", "--preset", "smoke")
+    assert not Path("results").exists()
+    values = {"sizes": [0.1, 0.2], "num_heads": 4, "expected_slope": 1.0, "seed": 0}
+    RunDirectory.create("run", name="mine", configuration={"parameters": values}).abandon("failed")
+    assert "--sizes 0.1 0.2" in refused("run", "mine.py", "--resume", "run")
 
 
 def test_the_template_works_as_a_file_of_ones_own(here):

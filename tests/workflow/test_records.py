@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 import meanfield as mf
 from meanfield.records import find_runs, load_checkpoint, overall_verdict, save_checkpoint, to_json
+from tests.workflow.command_line import environment
 
 CLAIM = mf.Claim("slope", -0.5, -0.502, (-0.53, -0.47), "consistent")
 
@@ -157,6 +160,30 @@ def test_missing_arrays_name_those_that_exist(run):
         run.load("error")
 
 
+SOUND_CLAIM = {
+    "quantity": "q",
+    "expected": 1.0,
+    "measured": "nan",
+    "interval": [0, "inf"],
+    "verdict": "consistent",
+}
+
+
+def sound_manifest(**changes) -> bytes:
+    """The text of a manifest with some entries replaced."""
+    sound = {"name": "x", "status": "interrupted", "configuration": {}, "seeds": {}}
+    sound |= {"started": "2026-01-01", "claims": [SOUND_CLAIM], "seconds": 1}
+    return json.dumps({**sound, **changes}).encode()
+
+
+def test_control_the_sound_manifest_is_read(tmp_path):
+    (tmp_path / "manifest.json").write_bytes(sound_manifest())
+    (claim,) = mf.RunDirectory.open(tmp_path).claims
+    assert claim.interval == (0.0, float("inf"))
+    assert np.isnan(claim.measured)
+    assert len(find_runs(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -171,6 +198,16 @@ def test_missing_arrays_name_those_that_exist(run):
         b'{"name": 3, "status": "finished", "configuration": {}, "claims": [], "seconds": 1}',
         b'{"name": "x", "status": "finished", "configuration": {}, "claims": [1], "seconds": 1}',
         b'{"name": "x", "status": "finished", "configuration": {}, "claims": [], "seconds": "1"}',
+        sound_manifest(seconds=float("nan")),
+        sound_manifest(seconds=-1.0),
+        sound_manifest(seconds=True),
+        sound_manifest(configuration=None),
+        sound_manifest(configuration=[1]),
+        sound_manifest(seeds=[1]),
+        sound_manifest(started=3),
+        sound_manifest(claims=[{"quantity": "q", "verdict": "consistent"}]),
+        sound_manifest(claims=[{**SOUND_CLAIM, "measured": [1]}]),
+        sound_manifest(claims=[{**SOUND_CLAIM, "interval": [1, None]}]),
     ],
 )
 def test_damaged_manifest_is_one_line(tmp_path, content):
@@ -235,3 +272,51 @@ def test_claim_reads_as_a_sentence():
 def test_worst_verdict_decides(verdicts, expected):
     claims = [mf.Claim("q", 0.0, 0.0, None, verdict) for verdict in verdicts]
     assert overall_verdict(claims) == expected
+
+
+HOLD = """
+import sys, time
+import meanfield as mf
+run = mf.RunDirectory.create("run", name="held", configuration={})
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_is_held_while_its_owner_lives_even_if_it_is_killed(tmp_path):
+    line = [sys.executable, "-c", HOLD]
+    owner = subprocess.Popen(
+        line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        with pytest.raises(mf.MeanfieldError, match="written by another process"):
+            mf.RunDirectory.resume(tmp_path / "run")
+        assert mf.RunDirectory.open(tmp_path / "run").status == "running"
+    finally:
+        owner.kill()
+        owner.communicate()
+    run = mf.RunDirectory.resume(tmp_path / "run")
+    run.finish([])
+    assert sorted(os.listdir(run.path)) == ["manifest.json"]
+
+
+def test_status_is_read_again_before_a_run_is_closed(run):
+    late = mf.RunDirectory.open(run.path)
+    run.finish([CLAIM])
+    for close in (lambda: late.finish([]), lambda: late.abandon("failed")):
+        with pytest.raises(mf.MeanfieldError, match="finished"):
+            close()
+    assert mf.RunDirectory.open(run.path).claims == [CLAIM]
+
+
+def test_seconds_add_up_over_resumes(run, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("meanfield.records.time.monotonic", lambda: clock[0])
+    for pause in (5.0, 7.0, 11.0):
+        again = mf.RunDirectory.resume(run.path)
+        clock[0] += pause
+        again.abandon("interrupted")
+        clock[0] += 1000.0  # nobody is at work
+    assert again.manifest["seconds"] == mf.RunDirectory.open(run.path).manifest["seconds"] == 23.0

@@ -171,6 +171,66 @@ def test_resume_refuses_what_would_change_the_run(small):
 
 
 @pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(parameters={}), "lacks size, bound, seed"),
+        (lambda c: c["parameters"].pop("bound"), "lacks bound"),
+        (lambda c: c.update(parameters=None), "holds None for parameters"),
+        (lambda c: c.update(parameters=[3]), "holds [3] for parameters"),
+        (lambda c: c.pop("parameters"), "holds None for parameters"),
+        (lambda c: c["parameters"].update(size=None), "size is None"),
+        (lambda c: c["parameters"].update(size=[1]), "size is [1]"),
+        (lambda c: c["parameters"].update(bound=10**400), "bound is 1000"),
+        (lambda c: c.update(preset={"a": 1}), "preset {'a': 1}"),
+    ],
+)
+def test_damaged_configuration_is_not_resumed(light, change, words):
+    cut_after_two_cells(light)
+    file = Path("cut/manifest.json")
+    manifest = json.loads(file.read_text())
+    change(manifest["configuration"])
+    file.write_text(json.dumps(manifest))
+    assert words in refused("run", "light.py", "--resume", "cut")
+    assert json.loads(file.read_text()) == manifest
+
+
+def cut_after_two_cells(light: Path) -> None:
+    """An interrupted run of the light experiment in the folder ``cut``."""
+    text = light.read_text()
+    light.write_text(text.replace("cell = lambda", "stop(number)\n        cell = lambda", 1))
+    with light.open("a") as handle:
+        handle.write(
+            "\n\ndef stop(number):\n    if number == 2:\n        raise KeyboardInterrupt\n"
+        )
+    light.write_text(light.read_text().replace('if __name__ == "__main__":', "if False:"))
+    assert call("run", "light.py", "--out", "cut")[0] == 130
+    light.write_text(text)
+
+
+@pytest.mark.parametrize("arrays", [{"meen": np.ones(())}, {"mean": np.ones((2, 3))}])
+def test_cell_that_does_not_fit_is_one_line(light, arrays):
+    cut_after_two_cells(light)
+    np.savez("cut/cells/row=0.npz", **arrays)
+    line = refused("run", "light.py", "--resume", "cut")
+    if "meen" in arrays:
+        assert "cut: stored arrays do not fit (KeyError: 'mean' at light.py:" in line
+
+
+def test_run_of_a_living_owner_is_not_resumed(light):
+    line = [sys.executable, "-m", "meanfield", "run", "light.py", "--out", "mine"]
+    child = subprocess.Popen(line, env=environment(LIGHT_PAUSE="60"))
+    try:
+        deadline = time.monotonic() + 120
+        while not Path("mine/manifest.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "another process" in refused("run", "light.py", "--resume", "mine")
+    finally:
+        child.kill()
+        child.wait()
+    assert call("run", "light.py", "--resume", "mine")[0] == 0
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         (["run", "nothing"], "no experiment is named 'nothing'"),
@@ -287,6 +347,27 @@ def two_experiments(light, monkeypatch):
     path = f"{site}{os.pathsep}{environment()['PYTHONPATH']}"
     monkeypatch.setenv("PYTHONPATH", path)
     return folder
+
+
+def test_a_background_run_all_ends_its_children(two_experiments):
+    """Children of a job that ignores Ctrl-C (``nohup ... &``) are ended by SIGTERM all the same."""
+    line = [sys.executable, "-m", "meanfield", "run", "all", "--jobs", "2", "--out", "res"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen(
+            line, env={**os.environ, "LIGHT_PAUSE": "2"}, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    deadline = time.monotonic() + 120
+    while len(list(Path("res").glob("*/cells/row*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = time.monotonic()
+    child.terminate()
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130, err
+    assert time.monotonic() - started < 15  # whole runs would take 20 s
+    assert {run.status for run in find_runs("res")} == {"interrupted"}
 
 
 def test_run_all_runs_resumes_and_reports(two_experiments):
