@@ -18,7 +18,7 @@ from meanfield._numerics import PAIR_BUDGET, chunk_size, in_chunks
 from meanfield._runtime import guard_runtime
 from meanfield._typing import Array, Int, Particles, PyTree
 from meanfield.fields.base import AbstractField, require_fitting, velocity
-from meanfield.measures import DepthGrid, ParameterMeasure, TokenMeasure, _as_float
+from meanfield.measures import DepthGrid, ParameterMeasure, TokenMeasure, as_float
 
 Tableau = tuple[tuple[float, ...], ...]
 
@@ -406,7 +406,7 @@ def solve_flow(
     if probes is not None:
         if isinstance(probes, (list, tuple)):
             probes = np.asarray(probes)
-        probes = jax.tree.map(_as_float, probes)
+        probes = jax.tree.map(as_float, probes)
         num = batch.log_weights.shape[0]
         if single or jax.tree.leaves(probes)[0].ndim == 2:
             probes = jax.tree.map(lambda p: jnp.broadcast_to(p, (num, *p.shape)), probes)

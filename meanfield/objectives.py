@@ -16,7 +16,7 @@ import numpy as np
 
 from meanfield._checks import is_concrete, require, require_finite
 from meanfield._typing import Array, Float, Points, PyTree, Scalar
-from meanfield.measures import TokenMeasure, _as_float, stack_contexts
+from meanfield.measures import TokenMeasure, as_float, stack_contexts
 
 
 class AbstractObjective(eqx.Module):
@@ -95,7 +95,7 @@ class Batch(eqx.Module):
         )
         shape = tuple(contexts.log_weights.shape)
         dtype = jax.tree.leaves(contexts.points)[0].dtype
-        targets = _as_float(targets).astype(dtype)
+        targets = as_float(targets).astype(dtype)
         require(
             targets.shape[:2] == shape,
             f"targets has shape {tuple(targets.shape)}",
@@ -104,7 +104,7 @@ class Batch(eqx.Module):
         )
         if loss_weights is None:
             loss_weights = contexts.weights
-        loss_weights = _as_float(loss_weights).astype(dtype)
+        loss_weights = as_float(loss_weights).astype(dtype)
         require(
             loss_weights.shape == shape,
             f"loss_weights has shape {tuple(loss_weights.shape)}",

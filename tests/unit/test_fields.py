@@ -182,13 +182,18 @@ def test_log_weights_are_normalised():
     )
 
 
+def unchecked(value: Any) -> Any:
+    """What a user may pass although its type says no."""
+    return value
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: mf.Causal(mf.SoftmaxAttention),
-        lambda: mf.Sum(mf.SoftmaxAttention("av"), mf.Perceptron),
-        lambda: mf.Perceptron("tanh"),
-        lambda: mf.SoftmaxAttention("av", scale=1j),
+        lambda: mf.Causal(unchecked(mf.SoftmaxAttention)),
+        lambda: mf.Sum(mf.SoftmaxAttention("av"), unchecked(mf.Perceptron)),
+        lambda: mf.Perceptron(unchecked("tanh")),
+        lambda: mf.SoftmaxAttention("av", scale=unchecked(1j)),
         lambda: mf.Adaptive(rtol=-1.0),
         lambda: mf.sample_parameters(
             mf.SoftmaxAttention,
@@ -196,7 +201,7 @@ def test_log_weights_are_normalised():
             mf.DepthGrid.uniform(1),
             1,
             dim=1,
-            key=None,
+            key=unchecked(None),
         ),
     ],
 )
