@@ -115,7 +115,7 @@ class Batch(eqx.Module):
             if is_concrete(values):
                 require_finite(name, values)
         if is_concrete(loss_weights):
-            smallest = float(jnp.min(loss_weights))
+            smallest = float(np.min(np.asarray(loss_weights)))
             require(
                 smallest >= 0,
                 f"loss_weights holds the negative entry {smallest}",
@@ -182,7 +182,7 @@ class Batch(eqx.Module):
             "pass an array of context numbers",
         )
         if is_concrete(index):
-            low, high = int(jnp.min(index)), int(jnp.max(index))
+            low, high = int(np.min(np.asarray(index))), int(np.max(np.asarray(index)))
             require(
                 low >= 0 and high < self.num_contexts,
                 f"index reaches from {low} to {high} in a batch of {self.num_contexts}",
