@@ -21,7 +21,7 @@ demo: .venv/.demo
 	$(BIN)/meanfield doctor
 	for name in $(DEMO_EXPERIMENTS); do \
 		$(BIN)/meanfield run $$name --preset $(DEMO_PRESET) || exit $$?; done
-	$(BIN)/meanfield figures
+	$(BIN)/meanfield figures $(DEMO_EXPERIMENTS)
 
 test: .venv/.test
 	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)

@@ -29,7 +29,7 @@ def draw(runs: dict[str, RunDirectory]) -> Figure:
         plane = draw_with.Plane(
             np.zeros(paths["paths"].shape[-1]),
             np.eye(2, paths["paths"].shape[-1]),
-            ("$x_1$ (at $s=0$ across)", "$x_2$ (at $s=0$ up)"),
+            ("$x_1$ (image column at $s=0$)", "$x_2$ (image row at $s=0$)"),
         )
         for i, ax in enumerate(axes[1]):
             _paths(ax, paths, i, plane)

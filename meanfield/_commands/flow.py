@@ -90,7 +90,7 @@ def command(args: Sequence[str]) -> int:
     print(
         f"{mu.num_tokens} tokens in d = {mu.dim} through L = {rho.num_cells} cells of"
         f" M = {rho.num_particles} heads ({options.scheme}):"
-        f" root mean square radius {start:.4g} -> {end:.4g}"
+        f" root mean square radius about the mean {start:.4g} -> {end:.4g}"
     )
     print(f"  {stored}\n  {picture}")
     return 0
