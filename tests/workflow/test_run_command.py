@@ -126,18 +126,20 @@ def test_control_another_seed_gives_other_bits(small):
     assert load("results/small")["A"].tobytes() != load("results/small-2")["A"].tobytes()
 
 
-def heed_interrupts() -> None:
-    """A child of a suite that runs in the background would inherit that Ctrl-C is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# A child of a suite that runs in the background would inherit that Ctrl-C is ignored.
+HEED_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_process_leaves_a_run_to_resume(light, number):
-    line = [sys.executable, "-m", "meanfield", "run", "light.py", "--out", "cut"]
+    line = [sys.executable, "-c", HEED_INTERRUPTS]
+    line += ["-m", "meanfield", "run", "light.py", "--out", "cut"]
     slow = environment(LIGHT_PAUSE="0.3")
-    child = subprocess.Popen(
-        line, env=slow, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
-    )
+    child = subprocess.Popen(line, env=slow, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while len(list(Path("cut").glob("cells/row*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
