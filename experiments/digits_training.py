@@ -44,6 +44,7 @@ import scipy.linalg
 
 import meanfield as mf
 from meanfield.data import (
+    DigitSplit,
     class_anchors,
     default_query,
     digit_measures,
@@ -138,6 +139,17 @@ def heads(parameters: Parameters) -> mf.ParameterMeasure:
     )
 
 
+def digits(parameters: Parameters, num_train: int) -> DigitSplit:
+    """Training and test images; the test set is the same whatever the size of the other."""
+    return load_digits(
+        parameters.source,
+        num_train=num_train,
+        num_test=parameters.num_test,
+        pool=parameters.pool,
+        seed=parameters.seed,
+    )
+
+
 def task(images: np.ndarray, labels: np.ndarray, parameters: Parameters) -> mf.Batch:
     """Images as contexts; only the query token counts, its target is the class's anchor."""
     contexts = digit_measures(images, parameters.dim, query_index="first")
@@ -162,13 +174,7 @@ def accuracy(rho: mf.ParameterMeasure, batch: mf.Batch, labels: np.ndarray) -> f
 
 def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndarray]:
     """The first run, with the two predictions of its risk."""
-    split = load_digits(
-        parameters.source,
-        num_train=parameters.num_fit,
-        num_test=parameters.num_test,
-        pool=parameters.pool,
-        seed=parameters.seed,
-    )
+    split = digits(parameters, parameters.num_fit)
     batch = task(split.train_images, split.train_labels, parameters)
 
     def kernel(state: mf.TrainingState) -> np.ndarray:
@@ -208,7 +214,9 @@ def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndar
     return {n: getattr(history, n) for n in names} | predicted | {"spectra": spectra}
 
 
-def baselines(split, train: mf.Batch, test: mf.Batch, parameters: Parameters) -> dict[str, float]:
+def baselines(
+    split: DigitSplit, train: mf.Batch, test: mf.Batch, parameters: Parameters
+) -> dict[str, float]:
     """Accuracies of three methods on the same training and test images."""
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.neighbors import NearestCentroid
@@ -257,13 +265,7 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     ratio = fitted["risk"] / fitted["risk"][0]
     progress.note(f"fit: risk ratio {ratio[-1]:.2e} at training time {fitted['time'][-1]:.1f}")
 
-    split = load_digits(
-        parameters.source,
-        num_train=parameters.num_train,
-        num_test=parameters.num_test,
-        pool=parameters.pool,
-        seed=parameters.seed,
-    )
+    split = digits(parameters, parameters.num_train)
     train = task(split.train_images, split.train_labels, parameters)
     test = task(split.test_images, split.test_labels, parameters)
     rivals = directory.cached("baselines", lambda: baselines(split, train, test, parameters))

@@ -27,7 +27,7 @@ from meanfield.adjoint import (
     squared_norm,
 )
 from meanfield.fields.base import AbstractField
-from meanfield.flow import AbstractScheme, Euler
+from meanfield.flow import AbstractScheme, Euler, raise_failure
 from meanfield.measures import ParameterMeasure
 from meanfield.objectives import AbstractObjective, Batch
 from meanfield.records import RunDirectory
@@ -235,10 +235,13 @@ def init_training(
 
 def _gradient(state: TrainingState, rho: ParameterMeasure, batch: Batch) -> tuple[Any, Any]:
     problem = state.problem
-    solution, _ = gradient_core(
+    solution, status = gradient_core(
         problem.field, rho, problem.objective, batch, problem.scheme, problem.method
     )
-    return solution.value, solution.gradient
+    # A solve that failed may look finite (too few adaptive steps): NaN makes every stepper notice.
+    failed = jnp.any(status >= 0)
+    spoil = lambda leaf: jnp.where(failed, jnp.nan, leaf)  # noqa: E731
+    return spoil(solution.value), jax.tree.map(spoil, solution.gradient)
 
 
 def _descend(rho: ParameterMeasure, gradient: Particles, dt: Array) -> ParameterMeasure:
@@ -378,7 +381,10 @@ def _record(
     if state.minibatch is None:
         value, square = state.value, squared_norm(rho, state.gradient)
     else:
-        value, _ = risk_core(problem.field, rho, problem.objective, problem.batch, problem.scheme)
+        value, status = risk_core(
+            problem.field, rho, problem.objective, problem.batch, problem.scheme
+        )
+        raise_failure(status, rho.grid, problem.scheme)
         square = np.nan
     start = rho.with_particles(problem.start)
     exact = rho.num_particles <= EXACT_DISTANCE_PARTICLES

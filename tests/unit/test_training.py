@@ -276,3 +276,21 @@ def test_a_refused_attempt_leaves_no_defect():
     assert np.isnan(float(info.dissipation_defect))
     history = mf.run_training(state, 40, record_every=20)
     assert np.abs(history.dissipation_defect[1:]).max() < history.squared_norm[0]
+
+
+def backward(max_steps: int) -> mf.ContinuousAdjoint:
+    """An error-controlled backward solve that gives up after some steps in a cell."""
+    return mf.ContinuousAdjoint(mf.Adaptive(max_steps=max_steps))
+
+
+@pytest.mark.parametrize("minibatch", [None, 1])
+def test_a_solve_that_fails_within_training_is_never_a_step(minibatch):
+    field, rho, loss, batch = problem()
+    state = mf.init_training(
+        field, rho, loss, batch, minibatch=minibatch, key=jax.random.key(0), method=backward(4096)
+    )
+    whole = mf.run_training(state, 2)
+    assert np.isfinite(whole.risk).all()
+    failing = state.problem._replace(method=backward(2))
+    with pytest.raises(mf.NonFiniteError, match="the risk is nan|not finite"):
+        mf.run_training(eqx.tree_at(lambda s: s.problem, state, failing), 2)
