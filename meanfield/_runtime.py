@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meanfield._checks import MeanfieldError
+from meanfield._checks import MeanfieldError, require
 
 REQUIREMENT = "jax>=0.10,!=0.10.2,!=0.11.*"
 
@@ -24,6 +24,19 @@ def use_double() -> None:
     the package keep the dtype of their input. Cost: none.
     """
     jax.config.update("jax_enable_x64", True)
+
+
+def require_double(what: str) -> None:
+    """Refuse work whose claims need float64 while jax computes in float32.
+
+    Raises: `MeanfieldError` with the line that mends it.
+    """
+    require(
+        jax.config.read("jax_enable_x64"),
+        f"{what} in float32",
+        "float64: ranks and smallest eigenvalues are lost in single precision",
+        "call meanfield.use_double() first",
+    )
 
 
 def is_known_bad(version: str) -> bool:
