@@ -241,6 +241,35 @@ def test_spectrum_falls_and_rests_on_its_floor(ax):
     assert float(np.asarray(ax.lines[1].get_ydata())[0]) == 1e-11
 
 
+def test_spectrum_carries_each_values_interval_to_its_place(ax):
+    interval = [[5e-4, 0.5, 0.0], [2e-3, 1.5, 1e-17]]
+    plotting.spectrum(ax, [1e-3, 1.0, 0.0], label="V", interval=interval)
+    bars = [segment.tolist() for segment in ax.collections[0].get_segments()]
+    assert bars == [[[1, 0.5], [1, 1.5]], [[2, 5e-4], [2, 2e-3]], [[3, 1e-18], [3, 1e-17]]]
+    with pytest.raises(mf.MeanfieldError, match="lower and an upper end"):
+        plotting.spectrum(ax, [1.0, 2.0], label="V", interval=[1.0, 2.0])
+
+
+def test_null_directions_are_scaled_rows_over_the_pairs_of_each_context(ax):
+    vectors = np.array([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.1], [0.0, 0.1], [0.5, 0.0]])
+    image = plotting.null_directions(ax, vectors, [1, 1, 2, 2, 3])
+    expected = [[0.0, 0.0, 1.0, 1.0, 0.0], [0.5, -1.0, 0.0, 0.0, 0.25]]  # the first row on top
+    assert np.asarray(image.get_array()).tolist() == expected
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "3"]
+    assert ax.get_xticks().tolist() == [1.5, 3.5, 5.0]
+    assert dict(
+        zip(ax.get_yticks(), [t.get_text() for t in ax.get_yticklabels()], strict=True)
+    ) == {
+        2.0: "1",
+        1.0: "2",
+    }
+    borders = [line.get_xdata()[0] for line in ax.lines]
+    assert borders == [2.5, 4.5]
+    for bad in (np.zeros((5, 0)), np.zeros((4, 1)), np.zeros(5)):
+        with pytest.raises(mf.MeanfieldError, match="k >= 1"):
+            plotting.null_directions(ax, bad, [1, 1, 2, 2, 3])
+
+
 def test_heat_strip_holds_its_matrix_and_centres_signs(ax):
     values = np.array([[0.0, 1.0], [-3.0, 2.0]])
     image = plotting.heat_strip(ax, values, name="gap", extent=(0.0, 1.0, 0.0, 2.0), signed=True)
