@@ -1,5 +1,31 @@
-"""The neural tangent kernel of the flow: its factor F with K = F^T F."""
+"""The neural tangent kernel: is it positive, how positive, which directions are null, and why."""
 
-from meanfield.ntk.kernel import terminal_factor
+from meanfield.ntk.depth import (
+    ConvergenceConstant,
+    convergence_constant,
+    depth_factors,
+    depth_spectra,
+    terminal_factor,
+)
+from meanfield.ntk.kernel import Factor, factor, gaussian_kernel, gram
+from meanfield.ntk.pairs import Pairs, as_laws, evaluate, pairs_of, shared_queries
+from meanfield.ntk.spectrum import Spectrum, spectrum
 
-__all__ = ["terminal_factor"]
+__all__ = [
+    "ConvergenceConstant",
+    "Factor",
+    "Pairs",
+    "Spectrum",
+    "as_laws",
+    "convergence_constant",
+    "depth_factors",
+    "depth_spectra",
+    "evaluate",
+    "factor",
+    "gaussian_kernel",
+    "gram",
+    "pairs_of",
+    "shared_queries",
+    "spectrum",
+    "terminal_factor",
+]
