@@ -132,6 +132,15 @@ class AbstractLaw(eqx.Module):
         """The Hessian at checked ``z``."""
 
     @abc.abstractmethod
+    def centred(self) -> "AbstractLaw":
+        """The law of ``y - mean``, of mean 0: ``Lam(z) - <mean, z>`` without its cancellation."""
+
+    @property
+    @abc.abstractmethod
+    def has_bounded_support(self) -> bool:
+        """True if the tokens lie in a bounded set: then ``grad Lam`` is bounded."""
+
+    @abc.abstractmethod
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """``num_tokens`` independent draws, ``[n, d]``."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jsp
@@ -116,6 +117,15 @@ class Cube(AbstractLaw):
         variances = self.radius**2 * langevin_slope(self.radius * z)
         return variances[..., None] * jnp.eye(self.dim, dtype=z.dtype)
 
+    def centred(self) -> "Cube":
+        """The cube around the origin."""
+        return eqx.tree_at(lambda law: law.center, self, jnp.zeros_like(self.center))
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """True."""
+        return True
+
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """Independent uniform draws, ``[n, d]``."""
         unit = jax.random.uniform(
@@ -199,6 +209,15 @@ class Laplace(AbstractLaw):
         image = z @ self.covariance_matrix
         return self.covariance_matrix / gap + image[..., :, None] * image[..., None, :] / gap**2
 
+    def centred(self) -> "Laplace":
+        """The law itself."""
+        return self
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """False, unless the covariance is 0."""
+        return not np.any(self.covariance_matrix)
+
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """``sqrt(E) S^{1/2} g`` with E exponential and g standard Gaussian, ``[n, d]``."""
         scale_key, normal_key = jax.random.split(key)
@@ -249,6 +268,15 @@ class Gaussian(AbstractLaw):
 
     def _cgf_hessian(self, z: Array) -> Array:
         return jnp.broadcast_to(self.covariance_matrix, (*z.shape[:-1], self.dim, self.dim))
+
+    def centred(self) -> "Gaussian":
+        """``N(0, S)``."""
+        return eqx.tree_at(lambda law: law.mean_vector, self, jnp.zeros_like(self.mean_vector))
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """False, unless the covariance is 0."""
+        return not np.any(self.covariance_matrix)
 
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """``a + S^{1/2} g``, ``[n, d]``."""
@@ -354,6 +382,15 @@ class GaussianMixture(AbstractLaw):
         between = jnp.einsum("...k,...ki,...kj->...ij", masses, centred, centred)
         return jnp.einsum("...k,kij->...ij", masses, self.covariances) + between
 
+    def centred(self) -> "GaussianMixture":
+        """The mixture with its means shifted."""
+        return eqx.tree_at(lambda law: law.means, self, _centre(self.means, self.log_weights))
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """False, unless all covariances are 0."""
+        return not np.any(self.covariances)
+
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """A component by its weight, then a draw of it, ``[n, d]``."""
         choice_key, normal_key = jax.random.split(key)
@@ -438,6 +475,15 @@ class Empirical(AbstractLaw):
         centred = self.points - (masses @ self.points)[..., None, :]
         return jnp.einsum("...n,...ni,...nj->...ij", masses, centred, centred)
 
+    def centred(self) -> "Empirical":
+        """The cloud shifted to mean 0."""
+        return eqx.tree_at(lambda law: law.points, self, _centre(self.points, self.log_weights))
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """True."""
+        return True
+
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """Atoms drawn by their weight, with replacement, ``[n, d]``."""
         return self.points[jax.random.categorical(key, self.log_weights, shape=(num_tokens,))]
@@ -453,6 +499,13 @@ class Empirical(AbstractLaw):
     def _gauss_rule(self, num_nodes: int, rule: str) -> tuple[np.ndarray, np.ndarray]:
         del num_nodes, rule
         return np.asarray(self.points), np.exp(np.asarray(self.log_weights))
+
+
+def _centre(points: Array, log_weights: Array) -> Array:
+    """Points minus their mean; twice, since the first mean of far points is only rounded."""
+    for _ in range(2):
+        points = points - jnp.exp(log_weights) @ points
+    return points
 
 
 def _choose(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

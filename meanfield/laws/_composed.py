@@ -1,8 +1,9 @@
 """Laws made of laws: affine images, products of independent blocks, convolutions."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
@@ -65,6 +66,16 @@ class AffineImage(AbstractLaw):
     def _cgf_hessian(self, z: Array) -> Array:
         return self.matrix @ self.law._cgf_hessian(z @ self.matrix) @ self.matrix.T
 
+    def centred(self) -> "AffineImage":
+        """``B (y - mean)``."""
+        shifted = (self.law.centred(), jnp.zeros_like(self.shift))
+        return eqx.tree_at(lambda image: (image.law, image.shift), self, shifted)
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """True if the law's is."""
+        return self.law.has_bounded_support
+
     def sample(self, key: Key, num_tokens: int) -> Float[Array, "n d"]:
         """``B y + b``, ``[n, d]``."""
         return self.law.sample(key, num_tokens) @ self.matrix.T + self.shift
@@ -98,6 +109,15 @@ class _Independent(AbstractLaw):
             "a list of laws",
             "wrap a token measure as Empirical(measure)",
         )
+
+    def centred(self) -> Self:
+        """The same of the centred parts."""
+        return eqx.tree_at(lambda law: law.laws, self, tuple(law.centred() for law in self.laws))
+
+    @property
+    def has_bounded_support(self) -> bool:
+        """True if every part's is."""
+        return all(law.has_bounded_support for law in self.laws)
 
     def _draws(self, key: Key, num_tokens: int) -> list[Array]:
         return [
