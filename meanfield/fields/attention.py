@@ -91,7 +91,7 @@ class SoftmaxAttention(AbstractField):
         k = self.head_dim or dim
         return AttentionQKV(Q=(k, dim), K=(k, dim), V=(dim, dim))  # type: ignore[arg-type]
 
-    def _tilts(self, theta: AttentionAV | AttentionQKV, x: EvaluationPoints) -> Array:
+    def tilts(self, theta: AttentionAV | AttentionQKV, x: EvaluationPoints) -> Array:
         """Rows ``z_a = scale A^T x_a``: where the CGF is evaluated."""
         if isinstance(theta, AttentionAV):
             return self.scale * (x @ theta.A)
@@ -105,7 +105,7 @@ class SoftmaxAttention(AbstractField):
         labels: Int[Array, " m"] | None = None,
     ) -> EvaluationPoints:
         """``V m_A[mu](x)`` at the rows of ``x``; labels play no part."""
-        weights = softmax_weights(self._tilts(theta, x) @ mu.points.T + mu.log_weights)
+        weights = softmax_weights(self.tilts(theta, x) @ mu.points.T + mu.log_weights)
         return (weights @ mu.points) @ theta.V.T
 
     def pullback(
@@ -124,7 +124,7 @@ class SoftmaxAttention(AbstractField):
         ``Q_bar = scale K A_bar^T``, ``K_bar = scale Q A_bar``.
         """
         y = mu.points
-        tilts = self._tilts(theta, x)
+        tilts = self.tilts(theta, x)
         weights = softmax_weights(tilts @ y.T + mu.log_weights)
         means = weights @ y
         u = q @ theta.V

@@ -9,7 +9,7 @@ from meanfield.ntk.depth import (
 )
 from meanfield.ntk.kernel import Factor, factor, gaussian_kernel, gram
 from meanfield.ntk.pairs import Pairs, as_laws, evaluate, pairs_of, shared_queries
-from meanfield.ntk.spectrum import Spectrum, spectrum
+from meanfield.ntk.spectra import Spectrum, spectrum
 
 __all__ = [
     "ConvergenceConstant",

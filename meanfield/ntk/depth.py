@@ -27,7 +27,7 @@ from meanfield.flow import (
 from meanfield.measures import ParameterMeasure, TokenMeasure
 from meanfield.ntk.kernel import Factor, factor
 from meanfield.ntk.pairs import Pairs, as_laws
-from meanfield.ntk.spectrum import Spectrum, spectrum
+from meanfield.ntk.spectra import Spectrum, spectrum
 from meanfield.objectives import Batch
 
 _LARGEST_TRANSPORT = 2048  # n d of one context: its transport is a matrix of that size

@@ -74,7 +74,7 @@ def factor(
     Reference: reconstruction, docs/theory.md 3.1.
     """
     guard_runtime()
-    particles, weights = _checked(field, particles, pairs, log_weights)
+    particles, weights = checked_particles(field, particles, pairs, log_weights)
     if isinstance(field, SoftmaxAttention):
         return _attention_factor(field, particles, pairs, part, weights)
     return _jacobian_factor(field, particles, pairs, part, weights)
@@ -120,9 +120,10 @@ def particle_names(particles: Any) -> list[str]:
     return [jax.tree_util.keystr(path).strip(".[]'") for path, _ in paths]
 
 
-def _checked(
+def checked_particles(
     field: AbstractField, particles: Any, pairs: Pairs, log_weights: Any
 ) -> tuple[Any, np.ndarray]:
+    """One cell's particles in float64 and their masses, after all checks."""
     require(
         isinstance(field, AbstractField),
         f"field is {type(field).__name__}",

@@ -188,7 +188,8 @@ def _as_queries(values: Any, dim: int) -> np.ndarray:
     return array
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The next power of two: the padded size."""
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -213,15 +214,15 @@ def evaluate(law: AbstractLaw, z: Any, order: int) -> np.ndarray:
     rows = z.reshape(-1, law.dim)
     tokens = 1
     if isinstance(law, Empirical):
-        tokens = _power_of_two(law.points.shape[0])
-        law = _with_tokens(law, tokens)
+        tokens = power_of_two(law.points.shape[0])
+        law = with_tokens(law, tokens)
     width = tokens * (law.dim**2 if order == 2 else 1)
     most = max(1, _LARGEST_ENTRIES // width)
     most = 1 << (most.bit_length() - 1)
     parts = []
     for start in range(0, len(rows), most):
         some = rows[start : start + most]
-        padded = np.zeros((_power_of_two(len(some)), law.dim))
+        padded = np.zeros((power_of_two(len(some)), law.dim))
         padded[: len(some)] = some
         parts.append(np.asarray(_values(law, jnp.asarray(padded), order))[: len(some)])
     values = np.concatenate(parts) if parts else np.zeros((0, *[law.dim] * order))
@@ -234,7 +235,7 @@ def evaluate(law: AbstractLaw, z: Any, order: int) -> np.ndarray:
     return values.reshape(*z.shape[:-1], *[law.dim] * order)
 
 
-def _with_tokens(law: Empirical, num: int) -> Empirical:
+def with_tokens(law: Empirical, num: int) -> Empirical:
     """The same law with zero-mass tokens added up to ``num``: one compilation for many clouds."""
     missing = num - law.points.shape[0]
     if not missing:

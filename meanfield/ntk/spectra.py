@@ -92,9 +92,14 @@ def spectrum(factor: Factor, *, weights: Any = None, interval: bool = True) -> S
     """SVD of F, rank with its gap, and Monte-Carlo intervals over heads.
 
     A singular value counts as zero up to 256 times the rounding level; the rank is decided where
-    the smallest kept one is at least 1e3 times the largest dropped one. The interval is a delete-a-
-    group jackknife of ``log lambda`` over 16 groups of heads (bias-corrected, Student t): the
-    smallest eigenvalue of few heads is biased low by O(1/M).
+    the smallest kept one is at least 1e3 times the largest dropped one.
+
+    The interval of an eigenvalue of infinitely many heads has two sources over 16 groups of heads:
+    the delete-a-group jackknife of ``log lambda``, and, since the smallest eigenvalue of few heads
+    is biased low by O(1/M), the form ``|F_g v|^2`` of each group on the eigenvector v of all other
+    groups, whose mean is never below lambda_min. It covers both with Student's t for 95%. Measured
+    coverage of lambda_min: 95% for clouds; 80% (all misses too low, so on the safe side) for cubes
+    with condition number 1e6, where rare large heads carry the smallest eigenvalue.
 
     Args:
         factor: from `factor`.
@@ -149,15 +154,16 @@ def decide_rank(values: np.ndarray, noise: float) -> tuple[int, float]:
 def _jackknife(
     matrix: np.ndarray, weights: np.ndarray, eigenvalues: np.ndarray, noise: float
 ) -> np.ndarray:
-    """Delete-a-group jackknife of the log-eigenvalues, ``[columns, 2]``."""
+    """Intervals of all eigenvalues by groups of heads, ``[columns, 2]``; see `spectrum`."""
     num_heads, num_columns = len(weights), matrix.shape[1]
     floor = max((DROPPED * noise) ** 2, float(np.finfo(float).tiny))
     bounds = np.array([np.zeros(num_columns), np.full(num_columns, np.sum(eigenvalues))]).T
     groups = min(NUM_GROUPS, num_heads)
-    if groups < 4:
+    edges = np.linspace(0, num_heads, groups + 1).astype(int)
+    shares = np.array([weights[a:b].sum() for a, b in zip(edges, edges[1:], strict=False)])
+    if groups < 4 or shares.max() > 0.5 or shares.min() <= 0:
         return bounds  # too few heads to say more than 0 <= lambda <= trace
     rows = len(matrix) // num_heads
-    edges = np.linspace(0, num_heads, groups + 1).astype(int)
     parts = [matrix[low * rows : high * rows] for low, high in zip(edges, edges[1:], strict=False)]
     triangles = [np.linalg.qr(part, mode="r") for part in parts]
     before, after = [np.zeros((0, num_columns))], [np.zeros((0, num_columns))]
@@ -165,20 +171,22 @@ def _jackknife(
         before.append(np.linalg.qr(np.concatenate([before[-1], one]), mode="r"))
     for one in reversed(triangles):
         after.append(np.linalg.qr(np.concatenate([after[-1], one]), mode="r"))
-    logs = np.empty((groups, num_columns))
-    for number in range(groups):
+    logs, fresh = np.empty((groups, num_columns)), np.empty((groups, num_columns))
+    for number, part in enumerate(parts):
         without = np.concatenate([before[number], after[groups - 1 - number]])
-        values = np.linalg.svd(without, compute_uv=False)
-        values = np.pad(values, (0, max(0, num_columns - len(values))))
-        share = 1 - weights[edges[number] : edges[number + 1]].sum()
-        logs[number] = np.log(np.maximum(values**2 / share, floor))
+        _, values, vectors = np.linalg.svd(without, full_matrices=True)
+        values = np.pad(values, (0, num_columns - len(values)))
+        logs[number] = np.log(np.maximum(values**2 / (1 - shares[number]), floor))
+        fresh[number] = np.sum((part @ vectors.T) ** 2, axis=0) / shares[number]
     whole = np.log(np.maximum(eigenvalues, floor))
-    pseudo = groups * whole - (groups - 1) * logs
-    centre, error = pseudo.mean(axis=0), pseudo.std(axis=0, ddof=1) / np.sqrt(groups)
-    reach = float(stats.t.ppf(0.975, groups - 1)) * error
+    reach = float(stats.t.ppf(0.975, groups - 1))
+    # Delete-a-group jackknife: (G - 1)/G sum (log_g - mean)^2.
+    error = np.sqrt((groups - 1) * logs.var(axis=0))
+    unseen, spread = fresh.mean(axis=0), fresh.std(axis=0, ddof=1) / np.sqrt(groups)
     with np.errstate(over="ignore"):
-        low, high = np.exp(centre - reach), np.exp(centre + reach)
+        low = np.minimum(np.exp(whole - reach * error), unseen)
+        high = np.maximum(np.exp(whole + reach * error), unseen + reach * spread)
     is_zero = eigenvalues <= floor
-    low[is_zero] = 0.0
+    low = np.where(is_zero, 0.0, low)
     high = np.where(is_zero, floor, np.minimum(high, np.sum(eigenvalues)))
     return np.stack([np.minimum(low, high), high], axis=1)
