@@ -31,10 +31,10 @@ from meanfield.laws import (
 )
 from meanfield.measures import TokenMeasure
 
-DIGITS = 12  # of printed enclosures
+DIGITS = 9  # of printed enclosures
 # An enclosure counts once its ball is this narrow: other versions of the arithmetic, whose radii
-# differ in their last bits, then print the same DIGITS (but for a chance of about 1e-7).
-ACCURACY_BITS = 64
+# differ in their last bits, then print the same DIGITS (but for a chance of about 4e-6).
+ACCURACY_BITS = 48
 _LARGEST_EXPONENT = 10**5  # of 2: numbers beyond are not printed
 _DEEPEST = 16  # laws inside laws
 _ROWS = 2**18  # scores held at once
@@ -88,7 +88,7 @@ def decimal_bound(ball: flint.arb, *, up: bool) -> str | None:
 
 
 # --- the CGF and its gradient, one family after the other ---------------------------------------
-# Each takes exact or enclosed points z [Q, d] and returns balls: Lam [Q] as a list, grad Lam [Q, d].
+# At exact or enclosed points z [Q, d]: Lam as a list of Q balls, grad Lam as balls [Q, d].
 
 
 def _times(rows_of: Balls, values: Any) -> Balls:
@@ -99,8 +99,7 @@ def _times(rows_of: Balls, values: Any) -> Balls:
 def _log_sinhc(t: flint.arb) -> flint.arb:
     """``log(sinh t / t)``; where t may be 0, from ``0 <= log(sinh t / t) <= t^2 / 6``."""
     if t.contains(0):
-        half = t.abs_upper() ** 2 / 12
-        return flint.arb(half.mid(), half.abs_upper())
+        return flint.arb(0, (t.abs_upper() ** 2 / 6).abs_upper())
     return (t.sinh() / t).log()
 
 
