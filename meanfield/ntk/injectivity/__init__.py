@@ -9,5 +9,14 @@ from meanfield.ntk.injectivity._independence import (
     evaluation_points,
     independence,
 )
+from meanfield.ntk.injectivity._prediction import Line, Prediction, predicted_nullity
 
-__all__ = ["Independence", "Relation", "evaluation_points", "independence"]
+__all__ = [
+    "Independence",
+    "Line",
+    "Prediction",
+    "Relation",
+    "evaluation_points",
+    "independence",
+    "predicted_nullity",
+]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanfield._typing import Array, Bool
-from meanfield.laws import AbstractLaw
-from meanfield.ntk.pairs import evaluate
+from meanfield.laws import AbstractLaw, Empirical
+from meanfield.ntk.pairs import evaluate, power_of_two, with_tokens
 
 EPS = float(np.finfo(np.float64).eps)
 # Distance of the points from 0 in units of one over the standard deviation: below, every CGF is
@@ -38,7 +38,7 @@ class LawFacts(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """The J functions ``m_j(z) = grad Lam_{i_j}(t_j z)``: laws, ``index [J]``, ``multiples [J]``."""
+    """The functions ``m_j(z) = grad Lam_{i_j}(t_j z)``: ``index [J]``, ``multiples [J]``."""
 
     facts: tuple[LawFacts, ...]
     index: np.ndarray
@@ -56,6 +56,8 @@ class Functions(NamedTuple):
 
 def law_facts(law: AbstractLaw) -> LawFacts:
     """Mean, covariance and rounding level of one law; a point mass has spread 0."""
+    if isinstance(law, Empirical):
+        law = with_tokens(law, power_of_two(law.points.shape[0]))  # padded once, not at each call
     zero = np.zeros(law.dim)
     mean, centred = evaluate(law, zero, 1), law.centred()
     covariance = evaluate(centred, zero, 2)

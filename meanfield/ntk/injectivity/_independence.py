@@ -16,7 +16,7 @@ from meanfield.ntk.injectivity._functions import (
     modulo_functions,
     values_at,
 )
-from meanfield.ntk.pairs import as_laws
+from meanfield.ntk.pairs import as_laws, power_of_two
 from meanfield.ntk.spectra import LEAST_GAP, decide_rank
 
 Modulo = Literal["constants", "affine", "quadratic"]
@@ -25,7 +25,7 @@ _FEWEST_CANDIDATES = 256
 _CANDIDATES_EACH = 8  # per function, at least
 _ROUNDS = 3  # of pivoted QR: so many times as many points as functions
 _LEAST_PIVOT = 1e-7  # a function with a smaller share in a relation is not solved for
-_DOUBT = 64.0  # roundings over the smallest kept singular value: the errors of coefficients
+DOUBT = 64.0  # roundings over the smallest kept singular value: the errors of coefficients
 _SNAP_WITHIN = 1e-6
 _SNAP = 12  # coefficients this close to k/12 are k/12: most relations have integers
 
@@ -149,7 +149,7 @@ def _check_modulo(modulo: str) -> None:
 
 def _candidates(functions: Functions, seed: int, at_least: int = 0) -> np.ndarray:
     wanted = max(_FEWEST_CANDIDATES, _CANDIDATES_EACH * len(functions.index), at_least)
-    return candidate_points(functions, 1 << (wanted - 1).bit_length(), seed=seed)
+    return candidate_points(functions, power_of_two(wanted), seed=seed)
 
 
 def _balanced(table: np.ndarray) -> np.ndarray:
@@ -186,9 +186,8 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
     num = len(functions.index)
     relations = [_zero_function(j, num, functions.dim) for j in np.flatnonzero(is_zero)]
     if not len(some):
-        nullity, gap = decide_rank(np.zeros(num), EPS)
         return Independence(
-            num, nullity, np.zeros(num), EPS, gap, points[:1], modulo, tuple(relations)
+            num, num, np.zeros(num), EPS, 1 / EPS, points[:1], modulo, tuple(relations)
         )
     # Rows where a law grows (Gaussian, Laplace) have larger errors; after this all entries of a
     # column carry about the same, and `rounding` is it.
@@ -205,11 +204,11 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
     projected = _without(divided, matrix)
     _, values, vectors = np.linalg.svd(projected, full_matrices=True)
     values = np.pad(values[: len(some)], (0, max(0, len(some) - len(values))))
-    nullity, gap = decide_rank(values, float(noise))
+    nullity, gap = decide(values, float(noise), np.linalg.norm(matrix, axis=0).min())
     if nullity:
         null = vectors[len(some) - nullity :].T / rounding[some][:, None]
         kept = values[: len(some) - nullity]
-        error = _DOUBT * max(noise, EPS) / (kept[-1] if len(kept) else 1.0)
+        error = DOUBT * max(noise, EPS) / (kept[-1] if len(kept) else 1.0)
         weights = sizes[some]
         reduced = echelon(null * weights[:, None])
         for c in (reduced / weights[:, None]).T:
@@ -227,6 +226,14 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
         modulo,
         tuple(relations),
     )
+
+
+def decide(values: np.ndarray, noise: float, size: float) -> tuple[int, float]:
+    """`decide_rank`; where nothing is kept the gap is that below the ``size`` things could have."""
+    nullity, gap = decide_rank(values, noise)
+    if nullity == len(values):
+        gap = float(size / max(values.max(initial=0.0), noise))
+    return nullity, gap
 
 
 def _chosen_points(scaled: np.ndarray, divided: np.ndarray) -> np.ndarray:
@@ -284,6 +291,13 @@ def echelon(null: np.ndarray) -> np.ndarray:
     return work.T
 
 
+def simplified(values: np.ndarray, doubt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers replaced by k/12 where they differ from it by no more than their doubt, then 0."""
+    nearest = np.round(_SNAP * values) / _SNAP
+    is_simple = np.abs(values - nearest) <= np.minimum(doubt, _SNAP_WITHIN)
+    return np.where(is_simple, nearest, values), np.where(is_simple, 0.0, doubt)
+
+
 def _relation(
     functions: Functions, c: np.ndarray, error: float, points: np.ndarray, modulo: Modulo
 ) -> Relation:
@@ -298,10 +312,7 @@ def _relation(
     last = int(np.flatnonzero(shares > _LEAST_PIVOT * shares.max())[-1])
     simple = c / c[last] / t * t[last]  # the coefficients of the CGFs
     doubt = error * shares.max() / np.where(sizes > 0, sizes, 1.0) / np.abs(c[last] * t / t[last])
-    nearest = np.round(_SNAP * simple) / _SNAP
-    snapped = np.abs(simple - nearest) <= np.minimum(doubt, _SNAP_WITHIN)
-    simple = np.where(snapped, nearest, simple)
-    doubt = np.where(snapped, 0.0, doubt)
+    simple, doubt = simplified(simple, doubt)
     c = simple * t / t[last] + 0.0  # no negative zeros
     uncertainty = doubt * np.abs(t / t[last])
     mean = functions.each("mean")
@@ -309,7 +320,7 @@ def _relation(
     lengths = np.linalg.norm(mean, axis=1)
     if (
         np.linalg.norm(linear)
-        <= _DOUBT * np.abs(c) @ functions.each("rounding") + uncertainty @ lengths
+        <= DOUBT * np.abs(c) @ functions.each("rounding") + uncertainty @ lengths
     ):
         linear = np.zeros_like(linear)
     quadratic = np.einsum("j,jpq->pq", c * t, functions.each("covariance"))
