@@ -305,9 +305,7 @@ def convergence_constant(
 
 
 @eqx.filter_jit
-def _transport(
-    field: AbstractField, rho: ParameterMeasure, mu: TokenMeasure, path: Array
-) -> Array:
+def _transport(field: AbstractField, rho: ParameterMeasure, mu: TokenMeasure, path: Array) -> Array:
     """Momenta ``[n d, L+1, n d]`` of unit terminal momenta: row e is that of ``q(S) = e``."""
     _, budget = contexts_budget(mu, rho, 0)
     units = jnp.eye(path.shape[-2] * path.shape[-1]).reshape(-1, *path.shape[-2:])

@@ -179,9 +179,7 @@ def token_size(law: AbstractLaw) -> float:
 def _attention_factor(
     field: SoftmaxAttention, particles: Any, pairs: Pairs, part: str, weights: np.ndarray
 ) -> Factor:
-    require(
-        part in ("V", "A", "full"), f"part {part!r}", "'V', 'A' or 'full'", "pass one of them"
-    )
+    require(part in ("V", "A", "full"), f"part {part!r}", "'V', 'A' or 'full'", "pass one of them")
     num, dim, total = len(weights), pairs.dim, pairs.num_pairs
     roots = np.sqrt(weights)
     needs_scores = part != "V"

@@ -278,7 +278,8 @@ def _triangle_in_place(matrix: np.ndarray) -> np.ndarray:
     """R of the column-major ``matrix`` (rows >= columns), which it overwrites, ``[P, P]``."""
     rows, columns = matrix.shape
     triangle, _, _, info = lapack.dgeqrf(matrix, lwork=64 * columns, overwrite_a=1)
-    assert info == 0 and np.shares_memory(triangle, matrix)
+    assert info == 0
+    assert np.shares_memory(triangle, matrix)
     # BLAS's triangular solver wants R contiguous; columns move down in the same memory, in order.
     flat = matrix.ravel(order="K")
     assert np.shares_memory(flat, matrix)
