@@ -92,7 +92,10 @@ class Prediction:
         return self.gap >= LEAST_GAP
 
     def for_heads(self, num_heads: int) -> int:
-        """Nullity of the V-kernel of M heads in general position: ``max(nullity, P - M span)``."""
+        """Nullity that M heads cannot go below: ``max(nullity, P - M span)``.
+
+        Heads in general position reach it, unless some contexts span less than all of them do.
+        """
         require_positive_integer("num_heads", num_heads)
         return max(self.nullity, self.pairs.num_pairs - num_heads * self.span_dim)
 
@@ -200,11 +203,13 @@ def _functions(
 def _zero_line(facts: tuple[LawFacts, ...], index: np.ndarray, at_zero: np.ndarray) -> Line:
     """Queries at 0: each pair is a constant, its law's mean."""
     num, dim = len(at_zero), len(facts[0].mean)
-    relations = tuple(
-        Relation(unit, np.zeros(num), 0.0, facts[index[at_zero[a]]].mean, np.zeros((dim, dim)), 0.0)
-        for a, unit in enumerate(np.eye(num))
-    )
-    return Line(np.zeros(dim), at_zero, np.zeros(num), relations, ())
+    relations = []
+    for unit, a in zip(np.eye(num), at_zero, strict=True):
+        mean, rounding = facts[index[a]].mean, facts[index[a]].rounding
+        is_centred = np.linalg.norm(mean) <= DOUBT * rounding
+        linear = np.zeros(dim) if is_centred else mean
+        relations.append(Relation(unit, np.zeros(num), 0.0, linear, np.zeros((dim, dim)), 0.0))
+    return Line(np.zeros(dim), at_zero, np.zeros(num), tuple(relations), ())
 
 
 class _Basis:

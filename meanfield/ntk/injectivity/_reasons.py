@@ -1,0 +1,184 @@
+"""Why a kernel is not positive, in words."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from meanfield.ntk.injectivity._independence import Relation
+from meanfield.ntk.injectivity._prediction import Line, Prediction
+from meanfield.ntk.pairs import Pairs
+
+_SAME = 1e-9  # relative difference of a ratio and the number that it is called
+
+
+def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = None) -> list[str]:
+    """Sentences for the null directions: which contexts and queries bring them, and why.
+
+    Recognised: duplicate, translate, reflection, dilation along a line, convolution, Gaussians,
+    single points, queries at 0, repeated queries, too few heads; anything else is printed as the
+    combination of log-sum-exp functions itself. Contexts and queries are numbered from 1, numbers
+    have 4 digits. Only relations that a null direction uses are told.
+
+    Args:
+        pairs, prediction: from `predicted_nullity`.
+        num_heads: M, None for infinitely many.
+    """
+    names = _Names(pairs)
+    points: list[int] = []
+    gaussians: list[int] = []
+    at_zero: list[int] = []
+    sentences: list[str] = []
+    for line in prediction.lines:
+        for relation, is_active in zip(line.relations, line.active, strict=True):
+            if not is_active:
+                continue
+            used = np.flatnonzero(relation.coefficients)
+            contexts = pairs.index[line.pairs[used]]
+            if not line.direction.any():
+                if relation.linear.any():
+                    at_zero.append(int(contexts[0]))
+                else:
+                    where = names.queries(line.pairs[used])
+                    sentences.append(f"{_contexts(contexts)} is centred and {where} is 0")
+            elif len(used) == 1:
+                (gaussians if relation.quadratic.any() else points).append(int(contexts[0]))
+            else:
+                sentences.append(_sentence(names, line, relation, used))
+    dim = pairs.dim
+    if points:
+        what = "a single point (Dirac)" if len(set(points)) == 1 else "single points (Diracs)"
+        sentences.append(f"{_contexts(points)} {_are(points)} {what}")
+    if gaussians:
+        what = "Gaussian" if len(set(gaussians)) > 1 else "a Gaussian"
+        sentences.append(
+            f"{_contexts(gaussians)} {_are(gaussians)} {what}: quadratic cumulant generating "
+            f"functions span at most d(d+1)/2 = {dim * (dim + 1) // 2} dimensions, times at most "
+            f"d = {dim} for the queries"
+        )
+    if at_zero:
+        sentences.append(
+            f"the queries at 0 of {_contexts(at_zero)} see only the means, which are dependent"
+        )
+    if num_heads is not None and prediction.for_heads(num_heads) > prediction.nullity:
+        span = prediction.span_dim
+        each = "M d" if span == dim else f"M times the {span} dimensions of all tokens"
+        sentences.append(f"too few heads: {each} = {num_heads * span} < P = {pairs.num_pairs}")
+    return list(dict.fromkeys(sentences))
+
+
+class _Names:
+    """Numbers of queries: within all contexts where they share them, else within their own."""
+
+    def __init__(self, pairs: Pairs):
+        self.pairs = pairs
+        firsts = np.searchsorted(pairs.index, pairs.index)
+        self.numbers = np.arange(pairs.num_pairs) - firsts + 1
+        own = [pairs.queries[pairs.index == i] for i in np.unique(pairs.index)]
+        self.are_shared = all(np.array_equal(one, own[0]) for one in own)
+
+    def queries(self, members: Iterable[int]) -> str:
+        """``query 3``, ``queries 1 and 2``, ``query 1 of context 2``, of some pairs."""
+        members = list(members)
+        if self.are_shared or len(self.pairs.laws) == 1:
+            numbers = sorted({int(self.numbers[a]) for a in members})
+            return ("query " if len(numbers) == 1 else "queries ") + _listed(numbers)
+        return _listed(
+            [f"query {self.numbers[a]} of context {self.pairs.index[a] + 1}" for a in members]
+        )
+
+
+def _sentence(names: _Names, line: Line, relation: Relation, used: np.ndarray) -> str:
+    """A relation of several functions as ``y_p = sum of dilated y_a + shift`` where it is one."""
+    members = line.pairs[used]
+    contexts, t = names.pairs.index[members], line.multiples[used]
+    shares = relation.coefficients[used] / t  # of the CGFs
+    for p in reversed(range(len(used))):
+        others = [a for a in range(len(used)) if a != p]
+        counts = [-shares[a] / shares[p] for a in others]
+        if not all(count > 0.5 and _is(count, round(count)) for count in counts):
+            continue
+        parts: list[str] = []
+        for a, count in zip(others, counts, strict=True):
+            parts += [_dilated(int(contexts[a]), t[a] / t[p])] * round(count)
+        shift = relation.linear / relation.coefficients[used[p]]
+        text = _equation(int(contexts[p]), parts, shift, bool(relation.quadratic.any()))
+        if len(others) == 1 and contexts[others[0]] == contexts[p] and len(parts) == 1:
+            text = _own_symmetry(names, int(contexts[p]), t[others[0]] / t[p], members)
+            return text + (", up to a Gaussian part" if relation.quadratic.any() else "")
+        if not np.allclose(t, t[0], rtol=_SAME, atol=0):
+            text += f" along the line of {names.queries(members)}"
+        return text
+    terms = []
+    for share, context, ratio in zip(shares, contexts, t / t[0], strict=True):
+        inner = "z" if _is(ratio, 1) else f"{ratio:.4g} z"
+        terms.append(f"{'-' if share < 0 else '+'} {abs(share):.4g} Lam_{context + 1}({inner})")
+    left = " ".join(terms).removeprefix("+ ")
+    right = f"<{_vector(relation.linear * t[0])}, z>"
+    if relation.quadratic.any():
+        right += " + a quadratic form"
+    return f"the log-sum-exp functions of {_contexts(contexts)} are dependent: {left} = {right}"
+
+
+def _equation(context: int, parts: list[str], shift: np.ndarray, has_gaussian: bool) -> str:
+    """``context 3 is the convolution of context 1 and context 2, shifted by (1, 0)``."""
+    own = f"context {context + 1} is "
+    if len(parts) == 1:
+        text = own + parts[0]
+        if not shift.any() and not has_gaussian and parts[0].count(" ") == 1:
+            return own + f"a duplicate of {parts[0]}"
+        joint = " shifted by " if parts[0].count(" ") == 1 else ", shifted by "
+    else:
+        if len(set(parts)) == 1:
+            text = own + f"the convolution of {parts[0]} with itself"
+            text += f" ({len(parts)} terms)" if len(parts) > 2 else ""
+        elif all(part.count(" ") == 1 for part in parts):
+            text = own + f"the convolution of contexts {_listed([p.split()[1] for p in parts])}"
+        else:
+            text = own + f"the convolution of {_listed(parts)}"
+        joint = ", shifted by "
+    if shift.any():
+        text += joint + _vector(shift)
+    return text + (" up to a Gaussian part" if has_gaussian else "")
+
+
+def _dilated(context: int, ratio: float) -> str:
+    name = f"context {context + 1}"
+    if _is(ratio, 1):
+        return name
+    return f"the reflection of {name}" if _is(ratio, -1) else f"{name} dilated by {ratio:.4g}"
+
+
+def _own_symmetry(names: _Names, context: int, ratio: float, members: np.ndarray) -> str:
+    """One context asked twice on a line."""
+    where = names.queries(members)
+    if _is(ratio, 1):
+        return (
+            f"{where} of context {context + 1} are the same"
+            if "of" not in where
+            else (f"{where} are the same")
+        )
+    if _is(ratio, -1):
+        return f"context {context + 1} is symmetric about its mean and {where} are opposite"
+    return f"context {context + 1} is itself dilated by {ratio:.4g} along the line of {where}"
+
+
+def _is(value: float, number: float) -> bool:
+    return abs(value - number) <= _SAME * abs(number)
+
+
+def _contexts(contexts: Iterable[int]) -> str:
+    numbers = sorted({int(i) + 1 for i in contexts})
+    return ("context " if len(numbers) == 1 else "contexts ") + _listed(numbers)
+
+
+def _are(contexts: Sequence[int]) -> str:
+    return "is" if len(set(contexts)) == 1 else "are"
+
+
+def _listed(items: Sequence[object]) -> str:
+    words = [str(item) for item in items]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _vector(values: np.ndarray) -> str:
+    return f"({', '.join(f'{value:.4g}' for value in values + 0.0)})"
