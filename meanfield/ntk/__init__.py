@@ -1,5 +1,6 @@
 """The neural tangent kernel: is it positive, how positive, which directions are null, and why."""
 
+from meanfield.ntk.certificate import Certificate, Verification, certify, verify
 from meanfield.ntk.depth import (
     ConvergenceConstant,
     convergence_constant,
@@ -31,6 +32,7 @@ from meanfield.ntk.spectra import Spectrum, spectrum
 from meanfield.ntk.streamed import Smallest, StreamedKernel, smallest_eigenvalue, streamed_kernel
 
 __all__ = [
+    "Certificate",
     "ConvergenceConstant",
     "Factor",
     "Heads",
@@ -44,7 +46,9 @@ __all__ = [
     "Spectrum",
     "StreamedKernel",
     "Suggestion",
+    "Verification",
     "as_laws",
+    "certify",
     "check",
     "convergence_constant",
     "depth_factors",
@@ -65,4 +69,5 @@ __all__ = [
     "streamed_kernel",
     "suggest",
     "terminal_factor",
+    "verify",
 ]

@@ -56,7 +56,8 @@ def precision(bits: int) -> Iterator[None]:
 def exact(values: Any) -> Balls:
     """A float64 matrix ``[m, n]`` as balls of radius 0."""
     values = np.asarray(values, dtype=np.float64)
-    return flint.arb_mat(*values.shape, values.ravel().tolist())
+    num_rows, num_columns = values.shape
+    return flint.arb_mat(num_rows, num_columns, values.ravel().tolist())
 
 
 def rows(matrix: Balls) -> list[list[flint.arb]]:
