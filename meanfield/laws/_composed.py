@@ -1,7 +1,7 @@
 """Laws made of laws: affine images, products of independent blocks, convolutions."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -110,7 +110,7 @@ class _Independent(AbstractLaw):
             "wrap a token measure as Empirical(measure)",
         )
 
-    def centred(self) -> Self:
+    def centred(self) -> AbstractLaw:
         """The same of the centred parts."""
         return eqx.tree_at(lambda law: law.laws, self, tuple(law.centred() for law in self.laws))
 
