@@ -26,6 +26,7 @@ COMMANDS = {
     "run": ("run", "run an experiment: NAME, all, or a file of your own"),
     "flow": ("flow", "push a cloud of tokens through, store path and picture"),
     "gradient": ("gradient", "risk, momenta and conditional Wasserstein gradient of a problem"),
+    "ntk": ("ntk", "is the tangent kernel of token laws or clouds positive; prove it"),
     "figures": ("figures", "draw the figures from stored results"),
 }
 

@@ -1,0 +1,351 @@
+"""``meanfield ntk``: is the tangent kernel of given token distributions positive, and why not."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+
+from meanfield._checks import require
+from meanfield._commands.flags import parse
+from meanfield._commands.problems import require_writable
+from meanfield._commands.run import RESULTS, free_folder
+from meanfield.records import to_json
+
+CODE_OF_VERDICT = {"positive": 0, "not positive": 1, "undecided": 3}
+CODE_OF_STATUS = {"certified": 0, "refused": 1, "undecided": 3}
+SUFFIXES = (".npy", ".npz", ".csv")
+PICTURES = (".png", ".pdf")
+
+
+@dataclasses.dataclass(frozen=True)
+class NtkOptions:
+    """Is the tangent kernel of these contexts positive, how positive, and which directions are not?
+
+    LAW_OR_FILE, one or more: a law (cube:radius=1,dim=2[,center=0/0], laplace:cov=1/0.3/0.3/0.6,
+    gaussian:mean=0/0,cov=..., gmm:theta=0.6/0.3,cov=..., gmm:FILE.npz) or a cloud (.npy, .npz or
+    .csv; an array [N, n, d] gives N contexts). Contexts are numbered in this order, from 1.
+    Exit codes: 0 positive (and certified where asked), 1 not positive, 2 bad input, 3 undecided.
+    """
+
+    contexts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Laws and files of clouds."""
+    queries: str = "shared:3"
+    """own: each cloud's tokens; shared:K: K seeded queries for all; one: shared:1; or a file
+    [K, d] that all share, or [N, K, d] with K of each context."""
+    heads: int | None = None
+    """M. Without: max(64, 2P/d) for P pairs. With --suggest: the most heads to consider."""
+    scale: float | None = None
+    """Standard deviation of the entries of A. Without: such that scores are about 2."""
+    head_dim: int | None = None
+    """k: heads A = Q^T K of rank k. Without: full A."""
+    seed: int = 0
+    """Seed of heads and shared queries."""
+    part: Literal["V", "A", "full"] | None = None
+    """Part of the kernel; nullities are counted per coordinate. Without: V (perceptron: full)."""
+    field: Literal["attention", "perceptron"] = "attention"
+    """Velocity field: softmax attention, or a perceptron (clouds only; it sees no context)."""
+    certify: bool = False
+    """Prove it in ball arithmetic and store the certificate."""
+    kind: Literal["positivity", "independence"] | None = None
+    """What is proved: a lower bound of lambda_min for these heads (positivity, the default), or
+    that the cumulant generating functions are independent modulo affine functions (modulo
+    constants where every context has one and the same query)."""
+    out: Path | None = None
+    """The certificate's .json file; an existing one is replaced. Without: results/ntk, numbered
+    if that is taken."""
+    suggest: bool = False
+    """Head scales and numbers of heads with their lambda_min, and the best of them."""
+    picture: Path | None = None
+    """Draw the spectrum, and null directions if there are any, to this .png or .pdf file."""
+    verify: Path | None = None
+    """Check this certificate again from scratch, instead of anything else."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def command(args: Sequence[str]) -> int:
+    """Check, certify or verify; returns the exit code."""
+    options: NtkOptions = parse(NtkOptions, args, prog="meanfield ntk")
+    _check_options(options)
+    if options.verify is not None:
+        return _verify(options)
+
+    import meanfield as mf
+    from meanfield import ntk
+
+    mf.use_double()
+    contexts = _contexts(options.contexts)
+    queries = _queries(options.queries, contexts)
+    pairs = ntk.pairs_of(contexts, queries, seed=options.seed)
+    report = _report(pairs, options)
+    found: dict[str, Any] = report.as_json()
+    text = [report.text()]
+    code = CODE_OF_VERDICT[report.verdict]
+
+    if options.certify:
+        certificate, path = _certify(report, options)
+        code = _code(report, certificate, options)
+        found["certificate"] = {
+            "path": None if path is None else str(path),
+            "kind": certificate.kind,
+            "status": certificate.status,
+            "lower_bound": certificate.lower_bound,
+            "statement": certificate.statement,
+            "reason": certificate.reason,
+        }
+        text.append(_told(certificate, path))
+    if options.suggest:
+        suggestion = ntk.suggest(
+            pairs, max_heads=options.heads, head_dim=options.head_dim, seed=options.seed
+        )
+        found["suggestion"] = suggestion.as_json()
+        text.append(suggestion.text())
+    if options.picture is not None:
+        drawn = _picture(options.picture, report)
+        found["picture"] = str(drawn)
+        text.append(f"picture: {drawn}")
+    print(to_json(found) if options.json else "\n".join(text))
+    return code
+
+
+def _check_options(options: NtkOptions) -> None:
+    """Refuse what does not fit together, before any work."""
+    if options.verify is not None:
+        given = [
+            f"--{field.name.replace('_', '-')}"
+            for field in dataclasses.fields(options)
+            if field.name not in ("contexts", "verify", "json")
+            and getattr(options, field.name) != field.default
+        ]
+        given = [*options.contexts, *given]
+        require(
+            not given,
+            f"--verify together with {', '.join(given)}",
+            "--verify FILE alone",
+            "a certificate holds its inputs: drop the rest",
+        )
+        return
+    require(
+        options.contexts,
+        "no contexts",
+        "a law or a file of tokens, at least one",
+        "write meanfield ntk cube:radius=1,dim=2 cloud.npy",
+    )
+    for name, given, needed in (
+        ("kind", options.kind, options.certify),
+        ("out", options.out, options.certify),
+    ):
+        require(
+            given is None or needed,
+            f"--{name} {given} without --certify",
+            "a certificate to be made",
+            f"add --certify or drop --{name}",
+        )
+    require(
+        not options.certify or (options.part != "A" and options.field == "attention"),
+        f"--certify with --part {options.part} --field {options.field}",
+        "--part V or full of attention: a bound for the V-part is one for the whole kernel",
+        "drop --certify or change the part",
+    )
+    require(
+        options.field == "attention" or not (options.suggest or options.head_dim),
+        f"--field {options.field} with {'--suggest' if options.suggest else '--head-dim'}",
+        "attention: these are flags of its heads",
+        "drop one of the two",
+    )
+    for name, path, suffixes in (
+        ("out", options.out, (".json",)),
+        ("picture", options.picture, PICTURES),
+    ):
+        if path is not None:
+            require(
+                path.suffix in suffixes,
+                f"--{name} {path}",
+                f"a {' or '.join(suffixes)} file",
+                f"pass --{name} FILE{suffixes[0]}",
+            )
+            require_writable(path)
+
+
+def _contexts(given: Sequence[str]) -> list[Any]:
+    """Laws and clouds of the command line, the clouds of a batch one after another."""
+    from meanfield.laws import parse_law
+    from meanfield.measures import TokenMeasure
+
+    contexts = []
+    for text in given:
+        is_law = ":" in text and (text.lower().startswith("gmm:") or _suffix(text) not in SUFFIXES)
+        require(
+            is_law or _suffix(text) in SUFFIXES,
+            f"{text!r} is no law and ends in no suffix of a cloud",
+            "a law such as cube:radius=1,dim=2, or a .npy, .npz or .csv file",
+            "see: meanfield ntk --help",
+        )
+        if is_law:
+            contexts.append(parse_law(text))
+            continue
+        cloud = TokenMeasure.load(text)
+        if cloud.num_contexts is None:
+            contexts.append(cloud)
+        else:
+            both = zip(cloud.points, cloud.log_weights, strict=True)
+            contexts += [TokenMeasure(*one) for one in both]
+    return contexts
+
+
+def _suffix(text: str) -> str:
+    return Path(text).suffix.lower()
+
+
+def _queries(given: str, contexts: Sequence[Any]) -> Any:
+    """The queries of the flag: a name, or the points of a file."""
+    from meanfield.measures import TokenMeasure
+
+    if _suffix(given) not in SUFFIXES:
+        return given
+    cloud = TokenMeasure.load(given)
+    require(
+        float(np.ptp(np.asarray(cloud.weights))) == 0,
+        f"{given} holds unequal weights",
+        "the points of queries alone, [K, d]",
+        "drop the weights: queries carry no mass",
+    )
+    points = np.asarray(cloud.points)
+    if points.ndim == 2:
+        return points
+    require(
+        len(points) == len(contexts),
+        f"{given} holds queries for {len(points)} contexts, and {len(contexts)} are given",
+        "queries [K, d] that all share, or [N, K, d] with K of each context",
+        "give as many, or one array [K, d]",
+    )
+    return list(points)
+
+
+def _report(pairs: Any, options: NtkOptions) -> Any:
+    """Numbers beside theory for drawn heads, or for the neurons of a perceptron."""
+    from meanfield import ntk
+
+    if options.field == "attention":
+        return ntk.check(
+            pairs,
+            num_heads=options.heads,
+            scale=options.scale,
+            head_dim=options.head_dim,
+            seed=options.seed,
+            part=options.part or "V",
+        )
+    field, particles, scale = _neurons(pairs, options)
+    report = ntk.check(pairs, part=options.part or "full", field=field, particles=particles)
+    law = f"neurons u sigma(<w, x> + b): entries of u, b ~ N(0, 1), of w ~ N(0, {scale:.4g}^2)"
+    heads = dataclasses.replace(report.heads, law=law, scale=scale)
+    return dataclasses.replace(report, heads=heads)
+
+
+def _neurons(pairs: Any, options: NtkOptions) -> tuple[Any, Any, float]:
+    """Perceptron particles; w by default such that <w, x> is about 2."""
+    import jax
+
+    import meanfield as mf
+
+    radius = float(np.sqrt((pairs.queries**2).sum(axis=1)).max())
+    scale = options.scale if options.scale is not None else 2.0 / (radius or 1.0)
+    num = max(64, -(-2 * pairs.num_pairs // pairs.dim)) if options.heads is None else options.heads
+    field, grid = mf.Perceptron(), mf.DepthGrid.uniform(1)
+    law = mf.EntrywiseGaussian(u=1.0, w=scale, b=1.0)
+    key = jax.random.key(options.seed)
+    rho = mf.sample_parameters(field, law, grid, num, dim=pairs.dim, key=key)
+    return field, jax.tree.map(lambda leaf: leaf[0], rho.particles), scale
+
+
+def _certify(report: Any, options: NtkOptions) -> tuple[Any, Path | None]:
+    """The certificate, and where it is kept; what is not certified is not kept."""
+    from meanfield import ntk
+
+    pairs, heads = report.pairs, report.heads
+    if options.kind == "independence":
+        one_query = (pairs.queries == pairs.queries[0]).all()
+        certificate = ntk.certify(
+            pairs,
+            kind="independence",
+            modulo="constants" if one_query else "affine",
+            seed=options.seed,
+        )
+    else:
+        certificate = ntk.certify(
+            pairs,
+            kind="positivity",
+            heads=heads.particles,
+            head_scale=heads.field.scale,
+            seed=options.seed,
+        )
+    if certificate.status != "certified":
+        return certificate, None
+    path = options.out or free_folder(RESULTS / "ntk") / "certificate.json"
+    certificate.save(path)
+    return certificate, path
+
+
+def _code(report: Any, certificate: Any, options: NtkOptions) -> int:
+    """The worse of report and certificate; a proof of positivity decides what floats could not."""
+    codes = [CODE_OF_VERDICT[report.verdict], CODE_OF_STATUS[certificate.status]]
+    if certificate.status == "certified" and options.kind != "independence" and codes[0] == 3:
+        return 0
+    return 1 if 1 in codes else max(codes)
+
+
+def _told(certificate: Any, path: Path | None) -> str:
+    """The certificate in words."""
+    if certificate.status == "certified":
+        return (
+            f"certified ({certificate.kind}, {certificate.precision} bits):"
+            f" {certificate.statement}\ncertificate: {path}"
+        )
+    return f"certificate {certificate.status} ({certificate.kind}): {certificate.reason}"
+
+
+def _verify(options: NtkOptions) -> int:
+    """Check a stored certificate again."""
+    import meanfield as mf
+    from meanfield import ntk
+
+    mf.use_double()
+    path = options.verify
+    result = ntk.verify(path)
+    if options.json:
+        print(to_json({"path": str(path), "holds": result.holds, "reason": result.reason}))
+    else:
+        print(f"{path}: {'holds' if result.holds else 'does not hold'}: {result.reason}")
+    return 0 if result.holds else 1
+
+
+def _picture(path: Path, report: Any) -> Path:
+    """The spectrum with its error bars, and null directions over the pairs."""
+    from meanfield import plotting
+    from meanfield.ntk.spectra import DROPPED
+
+    spectrum, pairs = report.spectrum, report.pairs
+    null = spectrum.null_vectors
+    figure, axes = plotting.new_figure(1, 2 if null.size else 1, aspect=0.8)
+    with plotting.paper_style():
+        ax = axes[0, 0]
+        intervals = spectrum.intervals
+        plotting.spectrum(
+            ax,
+            spectrum.eigenvalues,
+            label=f"eigenvalues ({report.verdict})",
+            interval=None if intervals is None else intervals.T,
+            threshold=(DROPPED * spectrum.noise) ** 2,
+            color=plotting.BLUE,
+        )
+        ax.set_ylabel("eigenvalue of $K$")
+        ax.legend(loc="upper right")
+        if null.size:
+            plotting.panel_label(ax, "a", "spectrum, 95% intervals over heads")
+            contexts = np.repeat(pairs.index + 1, spectrum.copies)
+            plotting.null_directions(axes[0, 1], null, contexts)
+            plotting.panel_label(axes[0, 1], "b", "null directions")
+    return plotting.save_figure(figure, path, formats=(path.suffix[1:],))[0]
