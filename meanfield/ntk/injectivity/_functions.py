@@ -15,7 +15,7 @@ EPS = float(np.finfo(np.float64).eps)
 # Distance of the points from 0 in units of one over the standard deviation: below, every CGF is
 # its quadratic part; above, bounded laws show no more than their extreme points.
 _NEAREST, _FARTHEST = 0.5, 32.0
-_FLATTEST = 1e-3  # least standard deviation, over the largest, that its own points are made for
+_FLATTEST = 1e-6  # axes of less standard deviation, over the largest, get no scale of their own
 _POINT_MASS = 64.0  # a spread of so many roundings of the mean is none
 _MARGIN = 1.05  # points stay inside the domain when they are stretched by this
 _BITS = 10  # of the points' coordinates: short numbers in certificates
@@ -106,7 +106,8 @@ def candidate_points(functions: Functions, num: int, *, seed: int) -> np.ndarray
         maps = np.empty((2 * len(active), dim, dim))
         for turn, j in enumerate(active):
             values, vectors = np.linalg.eigh(functions.facts[functions.index[j]].covariance)
-            deviations = np.sqrt(np.maximum(values, _FLATTEST**2 * values[-1]))
+            is_flat = values < _FLATTEST**2 * values[-1]
+            deviations = np.sqrt(np.where(is_flat, values[-1], values))
             stretch = abs(functions.multiples[j])
             maps[2 * turn] = (vectors / deviations) @ vectors.T / stretch
             maps[2 * turn + 1] = np.eye(dim) / (deviations[-1] * stretch)

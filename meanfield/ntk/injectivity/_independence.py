@@ -23,6 +23,7 @@ Modulo = Literal["constants", "affine", "quadratic"]
 
 _FEWEST_CANDIDATES = 256
 _CANDIDATES_EACH = 8  # per function, at least
+_MOVE = 2.0**-26
 _ROUNDS = 3  # of pivoted QR: so many times as many points as functions
 _LEAST_PIVOT = 1e-7  # a function with a smaller share in a relation is not solved for
 DOUBT = 64.0  # roundings over the smallest kept singular value: the errors of coefficients
@@ -174,7 +175,7 @@ def _pivots(table: np.ndarray, num: int) -> np.ndarray:
 def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
     """`independence` of functions ``m_i(t z)``: see there."""
     points = _candidates(functions, seed)
-    table = values_at(functions, points, 1)
+    table, growth = _values_and_growth(functions, points, seed)
     rounding, sizes = functions.each("rounding"), functions.each("spread")
     if modulo == "constants":
         mean = functions.each("mean")
@@ -189,10 +190,8 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
         return Independence(
             num, num, np.zeros(num), EPS, 1 / EPS, points[:1], modulo, tuple(relations)
         )
-    # Rows where a law grows (Gaussian, Laplace) have larger errors; after this all entries of a
-    # column carry about the same, and `rounding` is it.
-    growth = np.linalg.norm(table[..., some], axis=1) / sizes[some]
-    rows = 1 / np.maximum(1.0, growth.max(axis=1))[:, None, None]
+    rows = 1 / (1 + growth[:, some].max(axis=1))[:, None, None]
+    # Now all entries of a column carry errors of about its rounding.
     scaled = rows * table[..., some] / rounding[some]
     divided = rows * divided
     unit = 1 / np.linalg.norm(scaled, axis=(0, 1)).max()  # largest column: 1
@@ -226,6 +225,23 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
         modulo,
         tuple(relations),
     )
+
+
+def _values_and_growth(
+    functions: Functions, points: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients ``[Q, d, J]`` and what rounding errors in the scores add to theirs, ``[Q, J]``.
+
+    The second in units of the functions' roundings, measured by a change of all coordinates of z
+    of relative size 2^-26: it is large where a law grows (Gaussian, Laplace), and where <z, y> is a
+    difference of large terms (z across a flat cloud); small where one token takes all the mass.
+    """
+    moves = np.random.default_rng([seed, 1]).uniform(-_MOVE, _MOVE, size=points.shape)
+    both = values_at(functions, np.concatenate([points, points * (1 + moves)]), 1)
+    table, moved = np.split(both, 2)
+    spread = functions.each("spread")
+    change = np.linalg.norm(moved - table, axis=1) / _MOVE
+    return table, change / np.where(spread > 0, spread, 1.0)
 
 
 def decide(values: np.ndarray, noise: float, size: float) -> tuple[int, float]:
