@@ -171,9 +171,8 @@ def tilts(field: SoftmaxAttention, particles: Any, queries: np.ndarray) -> np.nd
 def token_size(law: AbstractLaw) -> float:
     """Root mean square length of the law's tokens, ``(|mean|^2 + tr Cov)^(1/2)``."""
     zero = np.zeros(law.dim)
-    return float(
-        np.sqrt(np.sum(evaluate(law, zero, 1) ** 2) + max(np.trace(evaluate(law, zero, 2)), 0.0))
-    )
+    mean, variance = evaluate(law, zero, 1), np.trace(evaluate(law, zero, 2))
+    return float(np.hypot(np.linalg.norm(mean), np.sqrt(max(variance, 0.0))))
 
 
 def _attention_factor(
@@ -182,7 +181,6 @@ def _attention_factor(
     require(part in ("V", "A", "full"), f"part {part!r}", "'V', 'A' or 'full'", "pass one of them")
     num, dim, total = len(weights), pairs.dim, pairs.num_pairs
     roots = np.sqrt(weights)
-    needs_scores = part != "V"
     rows = _rows_per_head(particles, dim, part)
     columns = total if part == "V" else total * dim
     # Column-major: a smallest eigenvalue at large P works in the place of this very array.
@@ -203,7 +201,7 @@ def _attention_factor(
             square += len(here) * (size * condition) ** 2
             continue
         value = roots[:, None, None] * particles.V
-        c = evaluate(law, z, 2) if needs_scores else None
+        c = evaluate(law, z, 2)
         block = _score_block(field, particles, value, x, c)  # [M, rows, K, d]
         if part == "full":
             block = np.concatenate([_value_block(roots[:, None, None] * m), block], axis=1)
@@ -238,7 +236,7 @@ def _value_block(m: np.ndarray) -> np.ndarray:
 
 
 def _score_block(
-    field: SoftmaxAttention, particles: Any, value: np.ndarray, x: np.ndarray, c: Any
+    field: SoftmaxAttention, particles: Any, value: np.ndarray, x: np.ndarray, c: np.ndarray
 ) -> np.ndarray:
     """Derivatives of ``V m(scale A^T x)`` by the score parameters: ``[M, rows, K, o]``."""
     vc = field.scale * np.einsum("mop,mkpq->mkoq", value, c, optimize=True)

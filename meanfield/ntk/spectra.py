@@ -165,12 +165,13 @@ def _jackknife(
         return bounds  # too few heads to say more than 0 <= lambda <= trace
     rows = len(matrix) // num_heads
     parts = [matrix[low * rows : high * rows] for low, high in zip(edges, edges[1:], strict=False)]
-    triangles = [np.linalg.qr(part, mode="r") for part in parts]
+    triangle: Any = lambda rows: np.linalg.qr(rows, mode="r")  # noqa: E731
+    triangles = [triangle(part) for part in parts]
     before, after = [np.zeros((0, num_columns))], [np.zeros((0, num_columns))]
     for one in triangles:
-        before.append(np.linalg.qr(np.concatenate([before[-1], one]), mode="r"))
+        before.append(triangle(np.concatenate([before[-1], one])))
     for one in reversed(triangles):
-        after.append(np.linalg.qr(np.concatenate([after[-1], one]), mode="r"))
+        after.append(triangle(np.concatenate([after[-1], one])))
     logs, fresh = np.empty((groups, num_columns)), np.empty((groups, num_columns))
     for number, part in enumerate(parts):
         without = np.concatenate([before[number], after[groups - 1 - number]])

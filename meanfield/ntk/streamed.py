@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import blas, lapack
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from meanfield._checks import NonFiniteError, require
@@ -241,15 +241,19 @@ def smallest_eigenvalue(
     if not pivots.min() > EPS * noise:
         return Smallest(0.0, np.zeros(num_pairs), np.inf, np.inf, False)
 
-    def inverse(v: np.ndarray) -> np.ndarray:
-        half = blas.dtrsv(triangle, v.ravel(), trans=1)
-        return blas.dtrsv(triangle, half, overwrite_x=1)
+    solve: Any = get_blas_funcs("trsv", dtype=np.float64)
 
-    operator = LinearOperator((num_pairs, num_pairs), matvec=inverse, dtype=np.float64)
+    def inverse(v: np.ndarray) -> np.ndarray:
+        half = solve(triangle, v.ravel(), trans=1)
+        return solve(triangle, half, overwrite_x=1)
+
+    make: Any = LinearOperator  # called with what `LinearOperator` documents and its stub forgets
+    operator = make((num_pairs, num_pairs), matvec=inverse, dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(num_pairs)
     try:
         if num_pairs > 2:
-            largest, vectors = eigsh(operator, k=1, which="LM", v0=start, tol=1e-12)
+            found: Any = eigsh(operator, k=1, which="LM", v0=start)  # to machine precision
+            largest, vectors = found
             inverse_value, vector = float(largest[0]), vectors[:, 0]
         else:
             dense = np.stack([inverse(unit) for unit in np.eye(num_pairs)])
@@ -277,7 +281,8 @@ def smallest_eigenvalue(
 def _triangle_in_place(matrix: np.ndarray) -> np.ndarray:
     """R of the column-major ``matrix`` (rows >= columns), which it overwrites, ``[P, P]``."""
     rows, columns = matrix.shape
-    triangle, _, _, info = lapack.dgeqrf(matrix, lwork=64 * columns, overwrite_a=1)
+    factorize: Any = get_lapack_funcs("geqrf", dtype=np.float64)
+    triangle, _, _, info = factorize(matrix, lwork=64 * columns, overwrite_a=1)
     assert info == 0
     assert np.shares_memory(triangle, matrix)
     # BLAS's triangular solver wants R contiguous; columns move down in the same memory, in order.
