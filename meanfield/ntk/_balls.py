@@ -333,7 +333,7 @@ def _with_log_weights(law: Any, log_weights: np.ndarray) -> Any:
 
 
 def _empirical_of(points: np.ndarray, log_weights: np.ndarray) -> Empirical:
-    return _with_log_weights(Empirical(TokenMeasure(points, log_weights)), log_weights)
+    return _with_log_weights(Empirical(TokenMeasure(points)), log_weights)
 
 
 def _mixture_of(log_weights: np.ndarray, means: np.ndarray, covs: np.ndarray) -> GaussianMixture:

@@ -11,7 +11,7 @@ is "undecided", never a guess.
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -309,17 +309,17 @@ def _from_data(data: Any, path: str) -> Certificate:
     )
     ends, bound, information = data["enclosure"], data["lower_bound"], data["information"]
     sound = {
-        "status": data["status"] in ("certified", "undecided", "refused"),
-        "kind": data["kind"] in PROBLEMS,
-        "modulo": data["modulo"] is None or data["modulo"] in MODULO,
+        "status": _is_one_of(data["status"], ("certified", "undecided", "refused")),
+        "kind": _is_one_of(data["kind"], PROBLEMS),
+        "modulo": data["modulo"] is None or _is_one_of(data["modulo"], MODULO),
         "statement": isinstance(data["statement"], str),
         "precision": type(data["precision"]) is int,
-        "enclosure": ends is None or (_is_text(ends, list) and len(ends) == 2),
+        "enclosure": ends is None or (isinstance(ends, list) and len(ends) == 2 and _is_text(ends)),
         "lower_bound": bound is None or (type(bound) is float and math.isfinite(bound)),
         "reason": isinstance(data["reason"], str),
         "inputs_sha256": isinstance(data["inputs_sha256"], str),
         "inputs": isinstance(data["inputs"], dict),
-        "information": isinstance(information, dict) and _is_text(list(information.values()), list),
+        "information": isinstance(information, dict) and _is_text(information.values()),
     }
     wrong = [name for name, okay in sound.items() if not okay]
     require(not wrong, f"{path}: {', '.join(wrong)} as stored", "what certify writes there", MEND)
@@ -327,5 +327,9 @@ def _from_data(data: Any, path: str) -> Certificate:
     return Certificate(**{**values, "enclosure": None if ends is None else tuple(ends)})
 
 
-def _is_text(values: Any, kind: type) -> bool:
-    return isinstance(values, kind) and all(isinstance(one, str) for one in values)
+def _is_one_of(value: Any, known: Collection[str]) -> bool:
+    return isinstance(value, str) and value in known
+
+
+def _is_text(values: Iterable[Any]) -> bool:
+    return all(isinstance(one, str) for one in values)
