@@ -185,7 +185,7 @@ def solve(functions: Functions, modulo: Modulo, *, seed: int) -> Independence:
     is_zero = sizes == 0
     some = np.flatnonzero(~is_zero)
     num = len(functions.index)
-    relations = [_zero_function(j, num, functions.dim) for j in np.flatnonzero(is_zero)]
+    relations = [_point_mass(functions, j) for j in np.flatnonzero(is_zero).tolist()]
     if not len(some):
         return Independence(
             num, num, np.zeros(num), EPS, 1 / EPS, points[:1], modulo, tuple(relations)
@@ -276,10 +276,11 @@ def _without(divided: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _zero_function(j: int, num: int, dim: int) -> Relation:
-    unit = np.zeros(num)
-    unit[j] = 1.0
-    return Relation(unit, np.zeros(num), 0.0, np.zeros(dim), np.zeros((dim, dim)), 0.0)
+def _point_mass(functions: Functions, j: int) -> Relation:
+    """A single point: ``Lam_j = <mean_j, z>`` on its own."""
+    num, dim = len(functions.index), functions.dim
+    mean = functions.each("mean")[j]
+    return Relation(np.eye(num)[j], np.zeros(num), 0.0, mean, np.zeros((dim, dim)), 0.0)
 
 
 def echelon(null: np.ndarray) -> np.ndarray:
