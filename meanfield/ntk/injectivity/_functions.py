@@ -7,6 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from meanfield._checks import NonFiniteError
 from meanfield._typing import Array, Bool
 from meanfield.laws import AbstractLaw, Empirical
 from meanfield.ntk.pairs import evaluate, power_of_two, with_tokens
@@ -54,13 +55,28 @@ class Functions(NamedTuple):
         return np.array([getattr(self.facts[i], name) for i in self.index])
 
 
+@eqx.filter_jit
+def _moments(law: AbstractLaw) -> tuple[Array, Array, AbstractLaw]:
+    """Mean and covariance of a law, and the law without its mean."""
+    centred = law.centred()
+    return law.mean(), centred.covariance(), centred
+
+
 def law_facts(law: AbstractLaw) -> LawFacts:
-    """Mean, covariance and rounding level of one law; a point mass has spread 0."""
+    """Mean, covariance and rounding level of one law; a point mass has spread 0.
+
+    Raises: `NonFiniteError` where moments overflow.
+    """
     if isinstance(law, Empirical):
         law = with_tokens(law, power_of_two(law.points.shape[0]))  # padded once, not at each call
-    zero = np.zeros(law.dim)
-    mean, centred = evaluate(law, zero, 1), law.centred()
-    covariance = evaluate(centred, zero, 2)
+    mean, covariance, centred = _moments(law)
+    mean, covariance = np.asarray(mean), np.asarray(covariance)
+    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        raise NonFiniteError(
+            f"the {type(law).__name__} law has moments that are not finite",
+            "a mean and a covariance that float64 can hold",
+            "take smaller tokens",
+        )
     spread = float(np.sqrt(max(np.trace(covariance), 0.0)))
     length = float(np.linalg.norm(mean))
     if spread <= _POINT_MASS * EPS * length:
@@ -142,9 +158,9 @@ def values_at(functions: Functions, points: np.ndarray, order: int) -> np.ndarra
         if facts.spread == 0:
             continue
         mine = np.flatnonzero(functions.index == i)
-        multiples, inverse = np.unique(functions.multiples[mine], return_inverse=True)
-        values = evaluate(facts.centred, multiples[:, None, None] * points, order)
-        table[..., mine] = np.moveaxis(values, 0, -1)[..., inverse]
+        for t in np.unique(functions.multiples[mine]):  # one at a time: one compiled size
+            values = evaluate(facts.centred, t * points, order)
+            table[..., mine[functions.multiples[mine] == t]] = values[..., None]
     return table
 
 

@@ -1,6 +1,6 @@
 """Why a kernel is not positive, in words."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,14 +76,16 @@ class _Names:
         own = [pairs.queries[pairs.index == i] for i in np.unique(pairs.index)]
         self.are_shared = all(np.array_equal(one, own[0]) for one in own)
 
-    def queries(self, members: Iterable[int]) -> str:
+    def queries(self, members: np.ndarray) -> str:
         """``query 3``, ``queries 1 and 2``, ``query 1 of context 2``, of some pairs."""
-        members = list(members)
         if self.are_shared or len(self.pairs.laws) == 1:
-            numbers = sorted({int(self.numbers[a]) for a in members})
+            numbers = sorted({int(self.numbers[a]) for a in members.tolist()})
             return ("query " if len(numbers) == 1 else "queries ") + _listed(numbers)
         return _listed(
-            [f"query {self.numbers[a]} of context {self.pairs.index[a] + 1}" for a in members]
+            [
+                f"query {self.numbers[a]} of context {self.pairs.index[a] + 1}"
+                for a in members.tolist()
+            ]
         )
 
 
@@ -162,11 +164,11 @@ def _own_symmetry(names: _Names, context: int, ratio: float, members: np.ndarray
     return f"context {context + 1} is itself dilated by {ratio:.4g} along the line of {where}"
 
 
-def _is(value: float, number: float) -> bool:
-    return abs(value - number) <= _SAME * abs(number)
+def _is(value: float | int, number: float | int) -> bool:
+    return bool(abs(value - number) <= _SAME * abs(number))
 
 
-def _contexts(contexts: Iterable[int]) -> str:
+def _contexts(contexts: np.ndarray | Sequence[int]) -> str:
     numbers = sorted({int(i) + 1 for i in contexts})
     return ("context " if len(numbers) == 1 else "contexts ") + _listed(numbers)
 
