@@ -207,7 +207,7 @@ LINES = (
     ),
     Line(
         "P3",
-        "mixtures theta, 2 theta",
+        r"mixtures $\theta$, $2\theta$",
         lambda c: shared(3, *[mf.two_component_mixture(t * THETA, COVARIANCE) for t in (1.0, 2.0)]),
         0,
     ),
@@ -232,7 +232,7 @@ LINES = (
     Line("N3'", "point 0", lambda c: shared(3, ATOM), 3),
     Line("N4", "three points, one query each", lambda c: diracs(3), 1),
     Line("N5", "one Gaussian", lambda c: shared(3, *gaussians(COVARIANCE)), 1),
-    Line("N6", "cubes r = 1, 2 at x, x/2", lambda c: dilated_cubes(), 1),
+    Line("N6", "cubes r = 1, 2 at $x$, $x/2$", lambda c: dilated_cubes(), 1),
     Line(
         "N7",
         "four Gaussians, K = 4",
@@ -242,19 +242,19 @@ LINES = (
     Line("N8", "two Gaussians", lambda c: shared(3, *gaussians(COVARIANCE, OTHER)), 2),
     Line(
         "N9",
-        "Gaussian at x, 2x",
+        "Gaussian at $x$, $2x$",
         lambda c: line_of_one(gaussians(COVARIANCE)[0], [QUERIES[0], 2 * QUERIES[0]]),
         1,
     ),
     Line(
         "N10",
-        "symmetric cloud at x, -x",
+        "symmetric cloud at $x$, $-x$",
         lambda c: line_of_one(symmetric(c()), [QUERIES[0], -QUERIES[0]]),
         1,
     ),
-    Line("N11", "reflections at x, -x", reflected, 1),
+    Line("N11", "reflections at $x$, $-x$", reflected, 1),
     Line("N12", "cubes r = 1, 2 and corners", lambda c: cubes_and_corners(3), 3),
-    Line("N14", "mu and mu * mu", lambda c: convolved(c, 3), 3),
+    Line("N14", r"$\mu$ and $\mu * \mu$", lambda c: convolved(c, 3), 3),
     Line("N15", "Laplace, variance gamma", lambda c: laplace_and_its_square(), 3),
     Line("N16", "centred cloud at 0", lambda c: line_of_one(centred(c()), np.zeros((1, 2))), 1),
     Line("N16'", "three clouds at 0", lambda c: at_the_origin(c, 3), 1),
@@ -262,9 +262,9 @@ LINES = (
 )
 # V, A and full part, nullity per coordinate: the V-part binds, the A-part alone may not
 PARTS = tuple(
-    Line(f"{name}.{part}", f"{title}, {part}", build, nullity, part)
+    Line(name, f"{title}, {part}", build, nullity, part)
     for name, title, build, nullities in (
-        ("Q1", "clouds", lambda c: shared(3, c(), c()), (0, 0, 0)),
+        ("Q1", "two clouds", lambda c: shared(3, c(), c()), (0, 0, 0)),
         ("Q2", "translates, one query", lambda c: translates(c, 1), (0, 1, 0)),
         ("Q3", "translates", lambda c: translates(c, 3), (2, 3, 2)),
         ("Q4", "duplicates, K = 2", lambda c: twice(c, 2), (2, 2, 2)),
@@ -316,17 +316,19 @@ def table(
         measure(line, parameters, draw, number, disturb=disturb)
         for number, line in enumerate(progress.task(lines, f"draw {draw + 1}"))
     ]
-    values = [one.spectrum.singular_values for one in reports]
+    spectra = [one.spectrum for one in reports]
+    # over the size of the features, which a kernel that is zero has as well
+    values = [one.singular_values * np.finfo(float).eps / max(one.noise, 1e-300) for one in spectra]
     padded = np.full((len(reports), max(map(len, values))), np.nan)
     for row, some in zip(padded, values, strict=True):
-        row[: len(some)] = some / max(some.max(initial=0.0), 1e-300)
+        row[: len(some)] = some
     return {
         "predicted": np.array([one.predicted_nullity for one in reports]),
         "measured": np.array([one.nullity for one in reports], dtype=float),
         "gap": np.array([one.gap for one in reports]),
         "undecided": np.array([one.verdict == "undecided" for one in reports]),
         "explained": np.array([bool(one.reasons) for one in reports]),
-        "kept": np.array([one.spectrum.rank for one in reports]),
+        "kept": np.array([one.rank for one in spectra]),
         "singular_values": padded,
     }
 

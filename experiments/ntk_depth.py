@@ -175,7 +175,7 @@ def along_training(parameters: Parameters, directory: mf.RunDirectory) -> dict[s
         heads(parameters, parameters.num_cells, "independent"),
         mf.SquaredLoss(),
         batch,
-        stepper=mf.AdaptiveStep(),
+        stepper=mf.AdaptiveStep(initial=0.1, tolerance=0.3),
     )
     history = mf.run_training(
         state,

@@ -102,7 +102,7 @@ def stored(report: ntk.PositivityReport) -> dict[str, np.ndarray]:
         "verdict": np.array(report.verdict),
         "eigenvalues": spectrum.eigenvalues,
         "intervals": spectrum.intervals,
-        "null_vectors": spectrum.null_vectors,
+        "null_vectors": report.prediction.null_vectors,
         "context": report.pairs.index + 1,
         "noise": np.array(spectrum.noise),
         "gap": np.array(report.gap),

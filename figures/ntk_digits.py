@@ -1,7 +1,5 @@
 """Digits: kernel spectrum with intervals, lambda_min against their number, the planted copy."""
 
-import numpy as np
-
 from meanfield import plotting
 
 EXPERIMENTS = ("ntk_digits",)
@@ -12,27 +10,23 @@ def draw(runs):
     run = runs["ntk_digits"]
     largest, control, sweep = (run.load(name) for name in ("largest", "control", "sweep"))
     with plotting.paper_style():
-        figure, axes = plotting.new_figure(1, 3, aspect=0.86)
+        figure, axes = plotting.new_figure(1, 3, aspect=0.9)
         ax = axes[0, 0]
         for found, label, color, marker in (
             (control, "with a shifted copy", plotting.RED, "s"),
             (largest, f"{int(sweep['sizes'][-1])} digits", plotting.BLUE, "o"),
         ):
-            kept = len(found["eigenvalues"]) - int(found["nullity"])
             plotting.spectrum(
                 ax,
                 found["eigenvalues"],
                 label=label,
-                interval=np.where(  # a null direction has no interval
-                    np.arange(len(found["eigenvalues"])) < kept,
-                    found["intervals"].T,
-                    found["eigenvalues"],
-                ),
+                interval=found["intervals"].T,
+                num_zero=int(found["nullity"]),
                 color=color,
                 marker=marker,
             )
         ax.set_ylabel("eigenvalues of $K$")
-        ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.45))
+        ax.legend(loc="lower left")
         plotting.panel_label(ax, "a", "spectrum")
 
         ax = axes[0, 1]
@@ -44,11 +38,11 @@ def draw(runs):
         ax.minorticks_off()
         ax.set_xlabel("digits $N$")
         ax.set_ylabel(r"$\lambda_{\min}$")
-        plotting.panel_label(ax, "b", "95% over heads")
+        plotting.panel_label(ax, "b", "smallest, 95% over heads")
 
         ax = axes[0, 2]
         plotting.null_directions(ax, control["null_vectors"], control["context"])
-        plotting.panel_label(ax, "c", "null, with a copy")
+        plotting.panel_label(ax, "c", "null directions, with a copy")
     return figure
 
 

@@ -300,9 +300,11 @@ def _code(report: Any, certificate: Any, options: NtkOptions) -> int:
 def _told(certificate: Any, path: Path | None) -> str:
     """The certificate in words."""
     if certificate.status == "certified":
+        bound = certificate.lower_bound
+        found = "independent" if bound is None else f"lambda_min >= {bound:.6g}"
         return (
-            f"certified ({certificate.kind}, {certificate.precision} bits):"
-            f" {certificate.statement}\ncertificate: {path}"
+            f"certified: {found} ({certificate.precision} bits): {certificate.statement}"
+            f"\ncertificate: {path}"
         )
     return f"certificate {certificate.status} ({certificate.kind}): {certificate.reason}"
 
@@ -314,9 +316,11 @@ def _verify(options: NtkOptions) -> int:
 
     mf.use_double()
     path = options.verify
+    stored = ntk.Certificate.load(path)
     result = ntk.verify(path)
     if options.json:
-        print(to_json({"path": str(path), "holds": result.holds, "reason": result.reason}))
+        found = {"path": str(path), "kind": stored.kind, "lower_bound": stored.lower_bound}
+        print(to_json({**found, "holds": result.holds, "reason": result.reason}))
     else:
         print(f"{path}: {'holds' if result.holds else 'does not hold'}: {result.reason}")
     return 0 if result.holds else 1
@@ -325,10 +329,11 @@ def _verify(options: NtkOptions) -> int:
 def _picture(path: Path, report: Any) -> Path:
     """The spectrum with its error bars, and null directions over the pairs."""
     from meanfield import plotting
-    from meanfield.ntk.spectra import DROPPED
 
     spectrum, pairs = report.spectrum, report.pairs
-    null = spectrum.null_vectors
+    null, readable = spectrum.null_vectors, report.prediction and report.prediction.null_vectors
+    if readable is not None and readable.shape == null.shape:
+        null = readable  # the same space, in the basis that theory finds: few contexts in each
     figure, axes = plotting.new_figure(1, 2 if null.size else 1, aspect=0.8)
     with plotting.paper_style():
         ax = axes[0, 0]
@@ -336,15 +341,15 @@ def _picture(path: Path, report: Any) -> Path:
         plotting.spectrum(
             ax,
             spectrum.eigenvalues,
-            label=f"eigenvalues ({report.verdict})",
+            label=report.verdict,
             interval=None if intervals is None else intervals.T,
-            threshold=(DROPPED * spectrum.noise) ** 2,
+            num_zero=spectrum.nullity,
             color=plotting.BLUE,
         )
-        ax.set_ylabel("eigenvalue of $K$")
-        ax.legend(loc="upper right")
+        ax.set_ylabel("eigenvalues of $K$, 95% over heads")
+        ax.legend(loc="best")
         if null.size:
-            plotting.panel_label(ax, "a", "spectrum, 95% intervals over heads")
+            plotting.panel_label(ax, "a", "spectrum")
             contexts = np.repeat(pairs.index + 1, spectrum.copies)
             plotting.null_directions(axes[0, 1], null, contexts)
             plotting.panel_label(axes[0, 1], "b", "null directions")

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from meanfield._checks import require
 
@@ -17,6 +18,7 @@ def spectrum(
     label: str,
     threshold: float | None = None,
     interval: Any = None,
+    num_zero: int = 0,
     floor: float = 1e-18,
     color: str | None = None,
     marker: str = "o",
@@ -24,13 +26,24 @@ def spectrum(
     """Eigen- or singular values in falling order, logarithmic; values below ``floor`` sit on it.
 
     ``interval [2, P]`` (lower and upper ends, in the order of ``values``) becomes error bars. A
-    dashed line marks the threshold under which values count as zero. Returns the points' line.
+    dashed line marks the threshold under which values count as zero. The ``num_zero`` smallest are
+    zero to rounding: open markers two decades under the rest, whatever their size. Returns the line
+    of the points that are not.
     """
     values = np.asarray(values, float).ravel()
     order = np.argsort(values)[::-1]
     values = values[order]
     index = np.arange(1, len(values) + 1)
-    clipped = np.maximum(values, floor)
+    require(
+        0 <= num_zero <= len(values),
+        f"num_zero is {num_zero} for {len(values)} values",
+        f"0 to {len(values)}",
+        "count the values that are zero to rounding",
+    )
+    kept, size = len(values) - num_zero, 3.0 if len(values) <= 40 else 2.0
+    clipped = np.maximum(values[:kept], floor)
+    (line,) = ax.plot(index[:kept], clipped, marker, color=color, label=label, markersize=size)
+    shade = line.get_color()
     if interval is not None:
         ends = np.asarray(interval, float)
         require(
@@ -39,13 +52,20 @@ def spectrum(
             f"(2, {len(values)}): a lower and an upper end for each value",
             "pass one pair per value, or None",
         )
-    (line,) = ax.plot(index, clipped, marker, color=color, label=label, markersize=3)
-    if interval is not None:
-        low, high = np.maximum(ends[:, order], floor)
-        ax.vlines(index, low, high, color=line.get_color(), linewidth=0.9, alpha=0.6)
+        low, high = np.maximum(ends[:, order[:kept]], floor)
+        ax.vlines(index[:kept], low, high, color=shade, linewidth=0.9, alpha=0.6)
+    if num_zero:
+        level = np.full(num_zero, (clipped.min() if kept else 1.0) / 100)
+        open_marker: dict[str, Any] = {
+            "color": shade,
+            "markerfacecolor": "white",
+            "markersize": size,
+        }
+        ax.plot(index[kept:], level, marker, label="zero to rounding", **open_marker)
     if threshold is not None:
-        ax.axhline(threshold, color=line.get_color(), linestyle=(0, (4, 3)), linewidth=0.8)
+        ax.axhline(threshold, color=shade, linestyle=(0, (4, 3)), linewidth=0.8)
     ax.set_yscale("log")
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("index")
     ax.set_ylabel("value")
     return line

@@ -246,6 +246,14 @@ def test_spectrum_carries_each_values_interval_to_its_place(ax):
     plotting.spectrum(ax, [1e-3, 1.0, 0.0], label="V", interval=interval)
     bars = [segment.tolist() for segment in ax.collections[0].get_segments()]
     assert bars == [[[1, 0.5], [1, 1.5]], [[2, 5e-4], [2, 2e-3]], [[3, 1e-18], [3, 1e-17]]]
+    ax.cla()
+    line = plotting.spectrum(ax, [0.0, 2.0, 1e-30], label="V", interval=np.ones((2, 3)), num_zero=2)
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1], [2.0])
+    assert list(ax.lines[1].get_xdata()) == [2, 3]
+    assert list(ax.lines[1].get_ydata()) == [0.02, 0.02]
+    assert len(ax.collections[0].get_segments()) == 1
+    with pytest.raises(mf.MeanfieldError, match="num_zero is 3 for 2"):
+        plotting.spectrum(ax, [1.0, 2.0], label="V", num_zero=3)
     with pytest.raises(mf.MeanfieldError, match="lower and an upper end"):
         plotting.spectrum(ax, [1.0, 2.0], label="V", interval=[1.0, 2.0])
 

@@ -1,0 +1,77 @@
+"""Kernel spectrum along depth, the transported factor, and the rate it guarantees in training."""
+
+import numpy as np
+
+from meanfield import plotting
+
+EXPERIMENTS = ("ntk_depth",)
+
+
+def draw(runs):
+    """(a) Spectrum along s; (b) what kappa is made of; (c) training against its guarantee."""
+    run = runs["ntk_depth"]
+    depth, training = run.load("depth"), run.load("training")
+    nodes = depth["nodes"]
+    middle = (nodes[:-1] + nodes[1:]) / 2
+    with plotting.paper_style():
+        figure, axes = plotting.new_figure(1, 3, aspect=1.24)
+        ax = axes[0, 0]
+        values = np.log10(depth["eigenvalues"].T)
+        plotting.heat_strip(
+            ax,
+            values,
+            name=r"$\log_{10}$ eigenvalue",
+            extent=(nodes[0], nodes[-1], 0.5, len(values) + 0.5),
+        )
+        ax.invert_yaxis()
+        ax.set_xlabel("depth $s$")
+        ax.set_ylabel("index")
+        plotting.panel_label(ax, "a", "spectrum along depth")
+
+        ax = axes[0, 1]
+        for values, label, color, style in (
+            (depth["transported"], r"$\tau(s)$, adjoint flow", plotting.BLUE, "-"),
+            (depth["crude_transported"], r"$\tau(s)$, crude bound", plotting.GREY, "--"),
+            (
+                depth["lambda_min"] / depth["lambda_min"].max(),
+                r"$\lambda_{\min}(s)$ / largest",
+                plotting.RED,
+                ":",
+            ),
+        ):
+            ax.plot(middle, values, style, color=color, label=label)
+        ax.set_ylim(0.0, 1.05)
+        ax.set_xlabel("depth $s$")
+        ax.set_ylabel("factor")
+        plotting.legend_below(ax)
+        plotting.panel_label(ax, "b", r"factors of $\kappa$")
+
+        ax = axes[0, 2]
+        start = training["risk"][0]
+        for values, label, color, style in (
+            (training["risk"], "risk", plotting.BLUE, "-"),
+            (training["squared_norm"] / 2, r"$|\nabla R|^2/2$", plotting.GREEN, "-."),
+            (training["kappa"] * training["risk"], r"$\kappa R$", plotting.RED, ":"),
+        ):
+            plotting.training_curve(
+                ax, training["time"], values / start, label=label, color=color, line_style=style
+            )
+        ax.set_ylabel("over the initial risk")
+        plotting.legend_below(ax)
+        plotting.panel_label(ax, "c", "training")
+    return figure
+
+
+def caption(runs):
+    """What is seen, with the claims."""
+    run = runs["ntk_depth"]
+    chosen = run.configuration["parameters"]
+    claims = "; ".join(claim.sentence() for claim in run.claims)
+    return (
+        f"Tangent kernel along depth: N = {chosen['num_contexts']} contexts of"
+        f" {chosen['num_tokens']} tokens in d = {chosen['dim']}, L = {chosen['num_cells']} layers"
+        f" of M = {chosen['num_heads']} heads. (a) Eigenvalues of the weighted V-part along depth."
+        " (b) Smallest eigenvalue, and the factor by which momenta may shrink between depth s and"
+        " the end: from the flow's own Jacobian, and by norms. (c) A training run: the inequality"
+        f" |grad R|^2 >= 2 kappa R is the gap between the two lower curves. {claims}."
+    )
