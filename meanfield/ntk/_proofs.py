@@ -28,6 +28,7 @@ MODULO = {
     "constants": "constants",
     "quadratic": "polynomials of degree 2",
 }
+_DEGREE = {"constants": 0, "affine": 1, "quadratic": 2}
 _CONSEQUENCES = {
     "affine": (
         "; as all of them have bounded support, the V-part of the attention kernel is positive at "
@@ -49,28 +50,34 @@ MEND = "restore the file, or certify again"
 
 
 def num_functions(modulo: str, num_laws: int, dim: int) -> int:
-    """J CGFs and the monomials that they are independent modulo."""
-    return num_laws + len(_monomials(modulo, dim))
+    """J CGFs and the monomials that they are independent modulo; raises if they are too many."""
+    num = num_laws + math.comb(dim + _DEGREE[modulo], dim)
+    require(
+        num <= _LARGEST_MATRIX,
+        f"{num} functions: {num_laws} laws in d = {dim} modulo {MODULO[modulo]}",
+        f"at most {_LARGEST_MATRIX} for a certificate of independence",
+        "take fewer contexts or a smaller width",
+    )
+    return num
 
 
 def _monomials(modulo: str, dim: int) -> list[tuple[int, ...]]:
     """The monomials of degree 0 (and 1, and 2), each by the coordinates it multiplies."""
-    degree = {"constants": 0, "affine": 1, "quadratic": 2}[modulo]
     return [
         powers
-        for order in range(degree + 1)
+        for order in range(_DEGREE[modulo] + 1)
         for powers in combinations_with_replacement(range(dim), order)
     ]
 
 
-def _require_work(num: int, points: int, laws: Sequence[AbstractLaw]) -> None:
+def _require_work(points: int, laws: Sequence[AbstractLaw]) -> None:
     """Refuse work beyond `_LARGEST_WORK`: each law at that many points."""
     terms = sum(sum(np.size(leaf) for leaf in jax.tree.leaves(law)) // law.dim + 1 for law in laws)
     work = points * (terms + len(laws) * laws[0].dim)
     require(
-        work <= _LARGEST_WORK and num <= _LARGEST_MATRIX,
-        f"a certificate with {work:.3g} exponentials and a matrix of {num} rows",
-        f"at most {_LARGEST_WORK:.0e} and {_LARGEST_MATRIX}",
+        work <= _LARGEST_WORK,
+        f"a certificate with {work:.3g} exponentials",
+        f"at most {_LARGEST_WORK:.0e}",
         "take fewer tokens, pairs or heads",
     )
 
@@ -113,7 +120,7 @@ class Independence:
         """Raise `MeanfieldError` on a wrong number of points or too much work."""
         dim = self.laws[0].dim
         num = num_functions(self.modulo, len(self.laws), dim)
-        _require_work(num, num, self.laws)
+        _require_work(num, self.laws)
         require(
             self.points.shape == (num, dim),
             f"points of shape {self.points.shape} for {len(self.laws)} laws modulo {self.modulo}",
@@ -242,7 +249,7 @@ class Positivity:
             "give the heads the width of the tokens",
         )
         laws = [self.pairs.laws[i] for i in self.pairs.index]
-        _require_work(len(laws), self.num_heads, laws)
+        _require_work(self.num_heads, laws)
 
     def obstacle(self) -> str:
         """A null vector that theory or counting predicts, in words; empty if there is none."""

@@ -180,6 +180,12 @@ def certify(
         "a finite number",
         "pass head_scale=1.0",
     )
+    require(
+        queries is None or not isinstance(contexts, Pairs),
+        "queries beside Pairs",
+        "queries once: pairs hold their own",
+        "drop the queries",
+    )
     pairs = pairs_of(contexts, "own" if queries is None else queries, seed=seed)
     pairs = Pairs(as_stored(pairs.laws), np.asarray(pairs.index), np.asarray(pairs.queries))
     return _decide(Positivity(pairs, as_heads(heads), float(head_scale)), max_bits)

@@ -520,6 +520,14 @@ class TestBadInput:
             inspect.unwrap(certify)(CUBES, **options)  # as without a type checker
         assert "\n" not in str(caught.value)
 
+    def test_too_many_functions(self):
+        with pytest.raises(MeanfieldError, match="1327 functions: 1 laws in d = 50"):
+            certify([mf.Cube(1.0, 50)], modulo="quadratic")
+
+    def test_queries_twice(self):
+        with pytest.raises(MeanfieldError, match="queries beside Pairs"):
+            certify(pairs_of(CUBES, "one"), "one", kind="positivity", heads=heads(4))
+
     def test_laplace_outside_its_domain(self):
         with pytest.raises(mf.DomainError):
             certify([Laplace(np.eye(2))], "one", kind="positivity", heads=heads(32, 3.0))
