@@ -113,25 +113,31 @@ def _recipe(
 
 
 @st.composite
-def planted(draw: st.DrawFn, *, largest_dim: int = 3) -> Planted:
-    """2 to 4 contexts of drawn kinds, each with 1 to 3 queries on few lines, shared or not."""
+def choices(draw: st.DrawFn, *, largest_dim: int = 3) -> dict[str, Any]:
+    """Of `plant`: 2 to 4 contexts of drawn kinds, each with 1 to 3 queries on few lines."""
     dim = draw(st.integers(1, largest_dim))
     kinds = tuple(draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=4)))
     num_queries, num_lines = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     are_shared, as_cloud = draw(st.booleans()), draw(st.booleans())
-    return plant(
-        kinds, dim, num_queries, num_lines, are_shared, as_cloud, seed=draw(st.integers(0, 2**31))
-    )
+    return {
+        "kinds": kinds,
+        "dim": dim,
+        "num_queries": num_queries,
+        "num_lines": num_lines,
+        "are_shared": are_shared,
+        "as_cloud": as_cloud,
+        "seed": draw(st.integers(0, 2**31)),
+    }
 
 
 def plant(
+    *,
     kinds: tuple[str, ...],
     dim: int,
     num_queries: int,
     num_lines: int,
     are_shared: bool,
     as_cloud: bool,
-    *,
     seed: int,
 ) -> Planted:
     """The problem of the given choices; everything else comes from the seed."""

@@ -188,9 +188,15 @@ def _as_queries(values: Any, dim: int) -> np.ndarray:
     return array
 
 
-def power_of_two(size: int) -> int:
-    """The next power of two: the padded size."""
-    return 1 << max(0, size - 1).bit_length()
+def power_of_two(size: int, least: int = 1) -> int:
+    """The next power of two from ``least`` on: the padded size."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+
+
+def _padded_rows(size: int) -> int:
+    """64, 256, 1024, ...: few sizes, so that most calls find their program compiled."""
+    exponent = max(6, (size - 1).bit_length() if size > 1 else 0)
+    return 1 << (exponent + exponent % 2)
 
 
 @eqx.filter_jit
@@ -214,15 +220,15 @@ def evaluate(law: AbstractLaw, z: Any, order: int) -> np.ndarray:
     rows = z.reshape(-1, law.dim)
     tokens = 1
     if isinstance(law, Empirical):
-        tokens = power_of_two(law.points.shape[0])
+        tokens = power_of_two(law.points.shape[0], 8)
         law = with_tokens(law, tokens)
     width = tokens * (law.dim**2 if order == 2 else 1)
     most = max(1, _LARGEST_ENTRIES // width)
-    most = 1 << (most.bit_length() - 1)
+    most = 1 << (most.bit_length() - 1)  # what does not fit in one padded piece is cut
     parts = []
     for start in range(0, len(rows), most):
         some = rows[start : start + most]
-        padded = np.zeros((power_of_two(len(some)), law.dim))
+        padded = np.zeros((min(_padded_rows(len(some)), most), law.dim))
         padded[: len(some)] = some
         parts.append(np.asarray(_values(law, jnp.asarray(padded), order))[: len(some)])
     values = np.concatenate(parts) if parts else np.zeros((0, *[law.dim] * order))

@@ -231,6 +231,7 @@ def check(
     field: AbstractField | None = None,
     particles: Any = None,
     log_weights: Any = None,
+    interval: bool = True,
 ) -> PositivityReport:
     """Whether the tangent kernel of one layer is positive at these pairs: numbers beside theory.
 
@@ -242,6 +243,7 @@ def check(
         contexts, queries: as in `pairs_of`, which also uses ``seed``.
         num_heads, scale, head_dim, seed: as in `draw_heads`.
         part: "V", "A" or "full"; of another field also the name of a leaf.
+        interval: False leaves out the Monte-Carlo interval (16 further factorizations).
         field, particles, log_weights: your own heads, leaves ``[M, ...]``; another field than
             attention is checked by its jacobians and has no prediction.
 
@@ -261,7 +263,7 @@ def check(
     else:
         heads = _given_heads(field, particles, log_weights, pairs, num_heads, scale, head_dim)
     whole = factor(heads.field, heads.particles, pairs, part=part, log_weights=heads.log_weights)
-    found = spectrum(whole)
+    found = spectrum(whole, interval=interval)
     nullity = found.nullity_per_coordinate
     if not isinstance(heads.field, SoftmaxAttention):
         verdict = (

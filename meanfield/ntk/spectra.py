@@ -12,6 +12,7 @@ from meanfield.ntk.kernel import Factor
 DROPPED = 256.0  # singular values up to this many times the rounding level count as zero
 LEAST_GAP = 1e3  # kept over dropped: below it a rank is undecided
 NUM_GROUPS = 16
+_ALL_ZERO = 16.0
 _LARGEST_RESAMPLED = 800
 
 
@@ -52,7 +53,7 @@ class Spectrum:
     @property
     def decided(self) -> bool:
         """Whether the gap is wide enough (1e3) to call the rank a number."""
-        return self.gap >= LEAST_GAP
+        return bool(self.gap >= LEAST_GAP)
 
     @property
     def nullity_per_coordinate(self) -> int | float:
@@ -146,8 +147,8 @@ def decide_rank(values: np.ndarray, noise: float) -> tuple[int, float]:
     nullity = int((~kept).sum())
     dropped = float(values[~kept].max(initial=0.0))
     if not kept.any():
-        # All zero: the gap is that between the rounding level and the threshold it stays under.
-        return nullity, DROPPED * floor / max(dropped, floor) * (LEAST_GAP / DROPPED)
+        # Nothing to divide: all zero is decided where all stay near the rounding level itself.
+        return nullity, float(LEAST_GAP * _ALL_ZERO * floor / max(dropped, floor))
     return nullity, float(values[kept].min() / max(dropped, floor))
 
 
