@@ -115,6 +115,35 @@ def _monte_carlo_score(draws: np.ndarray, table: Table, rows: slice) -> float:
 
 
 @pytest.mark.parametrize("name", LAWS)
+def test_centred_law_loses_its_mean_and_nothing_else(name: str):
+    law = LAWS[name]
+    centred, z = law.centred(), _inside(law, 4)
+    assert type(centred) is type(law)
+    np.testing.assert_allclose(centred.cgf(z), law.cgf(z) - z @ law.mean(), atol=1e-14)
+    np.testing.assert_allclose(centred.mean(), 0, atol=1e-15)
+    bounded = {"cube", "empirical", "affine"}
+    assert law.has_bounded_support == centred.has_bounded_support == (name in bounded)
+
+
+def test_centred_law_keeps_digits_far_from_the_origin():
+    points = np.asarray(_empirical().points)
+    near = mf.Empirical(mf.TokenMeasure(points)).centred()
+    far = mf.Empirical(mf.TokenMeasure(points + 1e8)).centred()
+    z = np.array([[0.7, -0.4]])
+    np.testing.assert_allclose(far.cgf(z), near.cgf(z), rtol=1e-7)
+    np.testing.assert_array_equal(
+        mf.Cube(1.0, 2, [1e8, 0]).centred().cgf(z), mf.Cube(1.0, 2).cgf(z)
+    )
+
+
+def test_laws_without_spread_have_bounded_support():
+    zero = np.zeros((2, 2))
+    points = mf.GaussianMixture([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]], zero)
+    for law in (mf.Gaussian([1.0, 2.0], zero), mf.Laplace(zero), points):
+        assert law.has_bounded_support
+
+
+@pytest.mark.parametrize("name", LAWS)
 def test_derivatives_are_those_of_the_cgf(name: str) -> None:
     assert _derivative_gap(_table(name), NEAR) < 1e-13
     assert _derivative_gap(_table(name), FAR) < 1e-12

@@ -82,7 +82,7 @@ class Independence:
     @property
     def decided(self) -> bool:
         """Whether the gap is wide enough (1e3) to call the nullity a number."""
-        return self.gap >= LEAST_GAP
+        return bool(self.gap >= LEAST_GAP)
 
     @property
     def holds(self) -> bool:
@@ -166,7 +166,7 @@ def _pivots(table: np.ndarray, num: int) -> np.ndarray:
     """``num`` rows of a table by pivoted QR, in rounds over those that are left."""
     left, chosen = np.arange(len(table)), np.zeros(0, dtype=int)
     while len(chosen) < num:
-        order = qr(table[left].T, mode="r", pivoting=True)[1]
+        order = qr(table[left].T, mode="r", pivoting=True)[-1]
         chosen = np.concatenate([chosen, left[order[: min(table.shape[1], num - len(chosen))]]])
         left = np.setdiff1d(left, chosen)
     return chosen
@@ -237,8 +237,8 @@ def _values_and_growth(
     difference of large terms (z across a flat cloud); small where one token takes all the mass.
     """
     moves = np.random.default_rng([seed, 1]).uniform(-_MOVE, _MOVE, size=points.shape)
-    both = values_at(functions, np.concatenate([points, points * (1 + moves)]), 1)
-    table, moved = np.split(both, 2)
+    table = values_at(functions, points, 1)
+    moved = values_at(functions, points * (1 + moves), 1)
     spread = functions.each("spread")
     change = np.linalg.norm(moved - table, axis=1) / _MOVE
     return table, change / np.where(spread > 0, spread, 1.0)

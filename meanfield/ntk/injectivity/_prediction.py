@@ -89,7 +89,7 @@ class Prediction:
     @property
     def decided(self) -> bool:
         """Whether every decision inside has a gap of at least 1e3."""
-        return self.gap >= LEAST_GAP
+        return bool(self.gap >= LEAST_GAP)
 
     def for_heads(self, num_heads: int) -> int:
         """Nullity that M heads cannot go below: ``max(nullity, P - M span)``.
@@ -280,7 +280,7 @@ class _Basis:
             return rank, gap, np.zeros((self.size, 0))
         some = np.arange(self.size)
         if self.size > _LARGEST_BASIS:
-            order = qr(matrix, mode="r", pivoting=True)[1]
+            order = qr(matrix, mode="r", pivoting=True)[-1]
             some = np.sort(order[: rank + _LARGEST_BASIS // 2])
         _, values, vectors = np.linalg.svd(matrix[:, some], full_matrices=True)
         weights = np.where(self.sizes > 0, self.sizes, 1.0)[some]

@@ -27,6 +27,7 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
     points: list[int] = []
     gaussians: list[int] = []
     at_zero: list[int] = []
+    repeated: dict[int, list[int]] = {}
     sentences: list[str] = []
     for line in prediction.lines:
         for relation, is_active in zip(line.relations, line.active, strict=True):
@@ -40,10 +41,15 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
                 else:
                     where = names.queries(line.pairs[used])
                     sentences.append(f"{_contexts(contexts)} is centred and {where} is 0")
+            elif len(used) == 2 and _repeats(relation, line, used, contexts):
+                first, second = line.pairs[used].tolist()
+                repeated.setdefault(first, [first]).append(second)
             elif len(used) == 1:
                 (gaussians if relation.quadratic.any() else points).append(int(contexts[0]))
             else:
                 sentences.append(_sentence(names, line, relation, used))
+    for members in repeated.values():
+        sentences.append(f"{names.queries(np.array(members), own=True)} are the same")
     dim = pairs.dim
     if points:
         what = "a single point (Dirac)" if len(set(points)) == 1 else "single points (Diracs)"
@@ -61,7 +67,7 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
         )
     if num_heads is not None and prediction.for_heads(num_heads) > prediction.nullity:
         span = prediction.span_dim
-        each = "M d" if span == dim else f"M times the {span} dimensions of all tokens"
+        each = "M d" if span == dim else f"M times the dimension {span} of all tokens"
         sentences.append(f"too few heads: {each} = {num_heads * span} < P = {pairs.num_pairs}")
     return list(dict.fromkeys(sentences))
 
@@ -76,17 +82,28 @@ class _Names:
         own = [pairs.queries[pairs.index == i] for i in np.unique(pairs.index)]
         self.are_shared = all(np.array_equal(one, own[0]) for one in own)
 
-    def queries(self, members: np.ndarray) -> str:
-        """``query 3``, ``queries 1 and 2``, ``query 1 of context 2``, of some pairs."""
-        if self.are_shared or len(self.pairs.laws) == 1:
-            numbers = sorted({int(self.numbers[a]) for a in members.tolist()})
-            return ("query " if len(numbers) == 1 else "queries ") + _listed(numbers)
+    def queries(self, members: np.ndarray, *, own: bool = False) -> str:
+        """``queries 1 and 2``, ``query 1 of context 2``; with ``own`` always with the context."""
+        contexts = self.pairs.index[members]
+        numbers = sorted({int(number) for number in self.numbers[members]})
+        text = ("query " if len(numbers) == 1 else "queries ") + _listed(numbers)
+        if not own and (self.are_shared or len(self.pairs.laws) == 1):
+            return text
+        if len(set(contexts.tolist())) == 1:
+            return f"{text} of {_contexts(contexts)}"
         return _listed(
-            [
-                f"query {self.numbers[a]} of context {self.pairs.index[a] + 1}"
-                for a in members.tolist()
-            ]
+            [f"query {self.numbers[a]} of context {self.pairs.index[a] + 1}" for a in members]
         )
+
+
+def _repeats(relation: Relation, line: Line, used: np.ndarray, contexts: np.ndarray) -> bool:
+    """Whether a relation says only that one context is asked twice at one query."""
+    first, second = used
+    return bool(
+        contexts[0] == contexts[1]
+        and line.multiples[first] == line.multiples[second]
+        and relation.coefficients[first] == -relation.coefficients[second]
+    )
 
 
 def _sentence(names: _Names, line: Line, relation: Relation, used: np.ndarray) -> str:
@@ -110,12 +127,15 @@ def _sentence(names: _Names, line: Line, relation: Relation, used: np.ndarray) -
         if not np.allclose(t, t[0], rtol=_SAME, atol=0):
             text += f" along the line of {names.queries(members)}"
         return text
-    terms = []
-    for share, context, ratio in zip(shares, contexts, t / t[0], strict=True):
+    left = ""
+    for share, context, ratio in zip(shares * t[-1], contexts, t / t[-1], strict=True):
+        sign = "-" if share < 0 else "+"
+        size = "" if _is(abs(share), 1) else f"{abs(share):.4g} "
         inner = "z" if _is(ratio, 1) else f"{ratio:.4g} z"
-        terms.append(f"{'-' if share < 0 else '+'} {abs(share):.4g} Lam_{context + 1}({inner})")
-    left = " ".join(terms).removeprefix("+ ")
-    right = f"<{_vector(relation.linear * t[0])}, z>"
+        left += f" {sign} {size}Lam_{context + 1}({inner})"
+    left = left.removeprefix(" + ")
+    left = f"-{left[3:]}" if left.startswith(" - ") else left
+    right = f"<{_vector(relation.linear)}, z>" if relation.linear.any() else "0"
     if relation.quadratic.any():
         right += " + a quadratic form"
     return f"the log-sum-exp functions of {_contexts(contexts)} are dependent: {left} = {right}"
@@ -151,14 +171,8 @@ def _dilated(context: int, ratio: float) -> str:
 
 
 def _own_symmetry(names: _Names, context: int, ratio: float, members: np.ndarray) -> str:
-    """One context asked twice on a line."""
+    """One context asked at two queries of a line."""
     where = names.queries(members)
-    if _is(ratio, 1):
-        return (
-            f"{where} of context {context + 1} are the same"
-            if "of" not in where
-            else (f"{where} are the same")
-        )
     if _is(ratio, -1):
         return f"context {context + 1} is symmetric about its mean and {where} are opposite"
     return f"context {context + 1} is itself dilated by {ratio:.4g} along the line of {where}"
