@@ -236,7 +236,6 @@ def test_training_of_small_residuals_is_linear_with_a_quadratic_error():
     sizes = {name: np.sqrt(np.mean(np.square(rows), axis=0)) for name, rows in gaps.items()}
     sizes["residual"] = np.exp(np.mean(np.log(gaps["residual"]), axis=0))
     slopes = {name: np.polyfit(np.log(scales), np.log(size), 1)[0] for name, size in sizes.items()}
-    print(slopes)
     assert abs(slopes["residual"] - 2) <= 0.3
     assert abs(slopes["symmetrised ratio"] - 2) <= 0.3
     last = np.log(sizes["ratio"][2] / sizes["ratio"][3]) / np.log(scales[2] / scales[3])
