@@ -94,7 +94,8 @@ def gaussian_kernel(
     Scalar V-part: ``K(a, b) = <k_a, k_b> + scale^2 tr(C_a C_b) <x_a, x_b>`` with the means k and
     covariances C of the contexts. With ``value_scale`` v (``V_ij ~ N(0, v^2)``, independent) the
     A-part instead, also scalar: ``v^2 tr(C_a C_b) <x_a, x_b>``. Exact for Gaussian contexts; for
-    any other law the leading order, with error ``O(scale^4)`` (V) or ``O(scale^2)`` (A).
+    others the leading order in s: the V-part of symmetric or centred laws has error ``O(s^4)``,
+    that of any law ``O(s^2)`` (third cumulants meet the means), the A-part ``O(s^2)``.
 
     Returns: ``[P, P]``. Reference: reconstruction, docs/theory.md 3.5.
     """

@@ -79,7 +79,7 @@ def draw_heads(
         scale: s; None: `default_scale`.
 
     Raises: `MeanfieldError` on a scale that is not positive.
-    Reference: our choice, docs/theory.md 3.1.
+    Reference: our choice, docs/theory.md 3.8.
     """
     dim = pairs.dim
     num_heads = max(64, -(-2 * pairs.num_pairs // dim)) if num_heads is None else num_heads
@@ -248,7 +248,7 @@ def check(
             attention is checked by its jacobians and has no prediction.
 
     Raises: `MeanfieldError` on bad input, `DomainError` where heads leave a law's domain.
-    Cost: O(M P n d + M d P^2). Reference: reconstruction, docs/theory.md 3.1 and 3.2.
+    Cost: O(M P n d + M d P^2). Reference: reconstruction, docs/theory.md 3.1, 3.2 and 3.8.
     """
     require_double("the tangent kernel")
     pairs = pairs_of(contexts, queries, seed=seed)
@@ -439,7 +439,7 @@ def suggest(
     Args: max_heads, the budget; None: 4 times the default number of heads.
     Raises: as `check`; `MeanfieldError` where every kernel is singular to rounding.
     Cost: ``num_scales`` factors of ``max_heads`` heads.
-    Reference: our choice, docs/theory.md 3.1.
+    Reference: our choice, docs/theory.md 3.8.
     """
     require_double("the tangent kernel")
     pairs = pairs_of(contexts, queries, seed=seed)

@@ -108,7 +108,7 @@ def spectrum(factor: Factor, *, weights: Any = None, interval: bool = True) -> S
         interval: False saves the 16 further factorizations.
 
     Raises: `MeanfieldError` on weights that are negative, not finite, or of another number.
-    Cost: O(rows P^2). Reference: reconstruction, docs/theory.md 3.1.
+    Cost: O(rows P^2). Reference: our choice, docs/theory.md 3.8.
     """
     matrix, noise = factor.matrix, factor.noise
     if weights is not None:

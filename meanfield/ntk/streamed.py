@@ -227,7 +227,7 @@ def smallest_eigenvalue(
     Args: as `factor`; attention only.
     Raises: as `factor`.
     Cost: ``M d P`` numbers held; ``2 M d P^2`` operations.
-    Reference: reconstruction, docs/theory.md 3.1.
+    Reference: our choice, docs/theory.md 3.8.
     """
     products = streamed_kernel(field, particles, pairs, log_weights=log_weights)
     whole = factor(field, particles, pairs, log_weights=log_weights)
