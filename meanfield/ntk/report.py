@@ -279,19 +279,13 @@ def check(
     if not found.decided:
         verdict = "undecided"
         said.append(_no_gap(found))
-    elif nullity != predicted:
-        verdict = "undecided"
-        said.append(
-            f"numbers see nullity {nullity:g} and theory {predicted:g}: "
-            + (
-                "the kernel is positive beyond float64, or nearly dependent; try another scale,"
-                " more heads, or a certificate"
-                if nullity > predicted
-                else "a dependence holds to rounding only"
-            )
-        )
-    else:
+    elif nullity == predicted:
         verdict = "not positive" if nullity else "positive"
+    else:
+        # Theory's nullity holds for any heads; M heads below P - nullity may have a larger one.
+        few = heads.num_heads < pairs.num_pairs - prediction.nullity and nullity > predicted
+        verdict = "not positive" if few and predicted else "undecided"
+        said.append(_disagreement(nullity, predicted, few))
     return PositivityReport(
         verdict, part, nullity, predicted, said, found, prediction, pairs, heads
     )
@@ -341,6 +335,18 @@ def _predicted(prediction: Prediction, heads: Heads, pairs: Pairs, part: str) ->
     if short <= infinite * dim:
         return infinite
     return short // dim if short % dim == 0 else short / dim
+
+
+def _disagreement(nullity: int | float, predicted: int | float, few: bool) -> str:
+    said = f"numbers see nullity {nullity:g} and theory {predicted:g}: "
+    if few:
+        return said + "so few heads may leave more than theory's bound; take as many as pairs"
+    if nullity > predicted:
+        return said + (
+            "the kernel is positive beyond float64, or nearly dependent; try another scale,"
+            " more heads, or a certificate"
+        )
+    return said + "a dependence holds to rounding only"
 
 
 def _no_gap(found: Spectrum) -> str:

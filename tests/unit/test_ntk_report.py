@@ -90,6 +90,16 @@ def test_too_few_heads_are_named_for_every_part():
         assert any("too few heads" in reason for reason in report.reasons), part
 
 
+def test_few_heads_of_structured_laws_are_not_called_positive():
+    """Contexts mu_i x nu share a coordinate of m: M heads have rank M + 1, below M d = P."""
+    contexts = [mf.Product([mf.Cube(float(r), 1), mf.Cube(1.0, 1)]) for r in range(1, 9)]
+    few = ntk.check(contexts, "one", num_heads=4, scale=1.0, interval=False)
+    assert (few.nullity, few.predicted_nullity, few.verdict) == (3, 0, "undecided")
+    assert "take as many as pairs" in few.reasons[-1]
+    fewer = ntk.check(contexts, "one", num_heads=3, scale=1.0, interval=False)
+    assert (fewer.nullity, fewer.predicted_nullity, fewer.verdict) == (4, 2, "not positive")
+
+
 def test_own_particles_and_other_fields():
     generator = np.random.default_rng(0)
     heads = mf.AttentionAV(generator.normal(size=(64, 2, 2)), np.ones((64, 2, 2)))
