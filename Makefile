@@ -11,7 +11,7 @@ TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 # What `make demo` runs, in this order. With `figures` they are the first pictures.
-DEMO_EXPERIMENTS = digits_training
+DEMO_EXPERIMENTS = digits_training ntk_digits
 DEMO_PRESET = smoke
 
 .PHONY: demo test lint bench lock clean

@@ -15,6 +15,7 @@ def draw(runs):
     middle = (nodes[:-1] + nodes[1:]) / 2
     with plotting.paper_style():
         figure, axes = plotting.new_figure(1, 3, aspect=1.24)
+        figure.get_layout_engine().set(w_pad=0.07)
         ax = axes[0, 0]
         values = np.log10(depth["eigenvalues"].T)
         plotting.heat_strip(
@@ -24,6 +25,7 @@ def draw(runs):
             extent=(nodes[0], nodes[-1], 0.5, len(values) + 0.5),
         )
         ax.invert_yaxis()
+        ax.set_yticks(np.arange(1, len(values) + 1, -(-len(values) // 8)))
         ax.set_xlabel("depth $s$")
         ax.set_ylabel("index")
         plotting.panel_label(ax, "a", "spectrum along depth")

@@ -18,6 +18,8 @@ CODE_OF_VERDICT = {"positive": 0, "not positive": 1, "undecided": 3}
 CODE_OF_STATUS = {"certified": 0, "refused": 1, "undecided": 3}
 SUFFIXES = (".npy", ".npz", ".csv")
 PICTURES = (".png", ".pdf")
+LARGEST_FACTOR = 2**27  # float64 numbers of F, 1 GiB: its SVD needs some copies
+LARGEST_SIDE = 4096  # columns of F: a minute's SVD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ def command(args: Sequence[str]) -> int:
     options: NtkOptions = parse(NtkOptions, args, prog="meanfield ntk")
     _check_options(options)
     if options.verify is not None:
-        return _verify(options)
+        return _verify(options.verify, as_json=options.json)
 
     import meanfield as mf
     from meanfield import ntk
@@ -80,14 +82,16 @@ def command(args: Sequence[str]) -> int:
     contexts = _contexts(options.contexts)
     queries = _queries(options.queries, contexts)
     pairs = ntk.pairs_of(contexts, queries, seed=options.seed)
+    _require_memory(pairs, options)
     report = _report(pairs, options)
+    certificate, path = _certify(report, options) if options.certify else (None, None)
+    report = _proved(report, certificate)
+    code = CODE_OF_VERDICT[report.verdict]
     found: dict[str, Any] = report.as_json()
     text = [report.text()]
-    code = CODE_OF_VERDICT[report.verdict]
-
-    if options.certify:
-        certificate, path = _certify(report, options)
-        code = _code(report, certificate, options)
+    if certificate is not None:
+        codes = (code, CODE_OF_STATUS[certificate.status])
+        code = 1 if 1 in codes else max(codes)
         found["certificate"] = {
             "path": None if path is None else str(path),
             "kind": certificate.kind,
@@ -98,11 +102,8 @@ def command(args: Sequence[str]) -> int:
         }
         text.append(_told(certificate, path))
     if options.suggest:
-        suggestion = ntk.suggest(
-            pairs, max_heads=options.heads, head_dim=options.head_dim, seed=options.seed
-        )
-        found["suggestion"] = suggestion.as_json()
-        text.append(suggestion.text())
+        found["suggestion"], said = _suggestion(report, options)
+        text.append(said)
     if options.picture is not None:
         drawn = _picture(options.picture, report)
         found["picture"] = str(drawn)
@@ -133,6 +134,12 @@ def _check_options(options: NtkOptions) -> None:
         "no contexts",
         "a law or a file of tokens, at least one",
         "write meanfield ntk cube:radius=1,dim=2 cloud.npy",
+    )
+    require(
+        0 <= options.seed < 2**63,
+        f"--seed {options.seed}",
+        "an integer from 0 to 2^63 - 1",
+        "pass --seed 0",
     )
     for name, given, needed in (
         ("kind", options.kind, options.certify),
@@ -225,6 +232,27 @@ def _queries(given: str, contexts: Sequence[Any]) -> Any:
     return list(points)
 
 
+def _require_memory(pairs: Any, options: NtkOptions) -> None:
+    """Refuse a factor F too large for a dense SVD: running out of memory would end the process."""
+    dim, num_pairs = pairs.dim, pairs.num_pairs
+    num_heads = options.heads or max(64, -(-2 * num_pairs // dim))
+    is_scalar = options.part in (None, "V") and options.field == "attention"
+    rows, columns = (1, num_pairs) if is_scalar else (2 * dim, num_pairs * dim)
+    entries = num_heads * dim * rows * columns
+    require(
+        entries <= LARGEST_FACTOR and num_heads * dim**2 <= LARGEST_FACTOR,
+        f"{num_pairs} pairs and {num_heads} heads in d = {dim}: {entries:.3g} numbers",
+        f"at most {LARGEST_FACTOR:.3g}",
+        "take fewer heads or queries; in Python, ntk.smallest_eigenvalue streams larger kernels",
+    )
+    require(
+        columns <= LARGEST_SIDE,
+        f"{columns} columns ({num_pairs} pairs in d = {dim})",
+        f"at most {LARGEST_SIDE}",
+        "take fewer queries; in Python, ntk.smallest_eigenvalue streams larger kernels",
+    )
+
+
 def _report(pairs: Any, options: NtkOptions) -> Any:
     """Numbers beside theory for drawn heads, or for the neurons of a perceptron."""
     from meanfield import ntk
@@ -289,19 +317,36 @@ def _certify(report: Any, options: NtkOptions) -> tuple[Any, Path | None]:
     return certificate, path
 
 
-def _code(report: Any, certificate: Any, options: NtkOptions) -> int:
-    """The worse of report and certificate; a proof of positivity decides what floats could not."""
-    codes = [CODE_OF_VERDICT[report.verdict], CODE_OF_STATUS[certificate.status]]
-    if certificate.status == "certified" and options.kind != "independence" and codes[0] == 3:
-        return 0
-    return 1 if 1 in codes else max(codes)
+def _suggestion(report: Any, options: NtkOptions) -> tuple[dict[str, Any] | None, str]:
+    """Scales and numbers of heads as JSON and as text; none where no heads can help."""
+    from meanfield import ntk
+
+    if report.prediction.nullity:
+        return None, (
+            f"no suggestion: theory predicts {report.prediction.nullity} null directions for"
+            " every head scale and every number of heads"
+        )
+    suggestion = ntk.suggest(
+        report.pairs, max_heads=options.heads, head_dim=options.head_dim, seed=options.seed
+    )
+    return suggestion.as_json(), suggestion.text()
+
+
+def _proved(report: Any, certificate: Any) -> Any:
+    """The report; what floats could not decide is decided by a proved bound of lambda_min."""
+    if certificate is None or certificate.lower_bound is None or report.verdict != "undecided":
+        return report
+    reason = f"the certificate proves what float64 cannot: lambda_min >= {certificate.lower_bound}"
+    return dataclasses.replace(report, verdict="positive", reasons=[*report.reasons, reason])
 
 
 def _told(certificate: Any, path: Path | None) -> str:
     """The certificate in words."""
     if certificate.status == "certified":
         bound = certificate.lower_bound
-        found = "independent" if bound is None else f"lambda_min >= {bound:.6g}"
+        found = (
+            "independent" if bound is None else f"lambda_min >= {bound!r}"
+        )  # not rounded: a proof
         return (
             f"certified: {found} ({certificate.precision} bits): {certificate.statement}"
             f"\ncertificate: {path}"
@@ -309,16 +354,15 @@ def _told(certificate: Any, path: Path | None) -> str:
     return f"certificate {certificate.status} ({certificate.kind}): {certificate.reason}"
 
 
-def _verify(options: NtkOptions) -> int:
+def _verify(path: Path, *, as_json: bool) -> int:
     """Check a stored certificate again."""
     import meanfield as mf
     from meanfield import ntk
 
     mf.use_double()
-    path = options.verify
     stored = ntk.Certificate.load(path)
     result = ntk.verify(path)
-    if options.json:
+    if as_json:
         found = {"path": str(path), "kind": stored.kind, "lower_bound": stored.lower_bound}
         print(to_json({**found, "holds": result.holds, "reason": result.reason}))
     else:
