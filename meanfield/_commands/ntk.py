@@ -198,9 +198,18 @@ def _contexts(given: Sequence[str]) -> list[Any]:
         if cloud.num_contexts is None:
             contexts.append(cloud)
         else:
-            both = zip(cloud.points, cloud.log_weights, strict=True)
-            contexts += [TokenMeasure(*one) for one in both]
+            both = zip(np.asarray(cloud.points), np.asarray(cloud.weights), strict=True)
+            contexts += [_without_padding(*one) for one in both]
     return contexts
+
+
+def _without_padding(points: np.ndarray, weights: np.ndarray) -> Any:
+    """One context of a batch without what only fills it up: zero-mass repeats of earlier tokens."""
+    from meanfield.measures import TokenMeasure
+
+    _, first = np.unique(points, axis=0, return_index=True)
+    keep = (weights > 0) | np.isin(np.arange(len(points)), first)
+    return TokenMeasure.from_weights(points[keep], weights[keep])
 
 
 def _suffix(text: str) -> str:

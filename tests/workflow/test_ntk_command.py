@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meanfield as mf
 from tests.workflow.command_line import call, process, refused
 
 # on a dyadic grid, so that the shift is exact
@@ -77,6 +78,13 @@ def test_a_batch_is_its_contexts_and_laws_stand_beside_files(here):
     assert whole[1]["num_contexts"] == 3
     code, result = found("first.npy", "second.csv", "--queries", "own", "--heads", 16, "--seed", 5)
     assert (code, result["num_pairs"], result["num_heads"]) == (0, 8, 16)
+
+
+def test_padding_of_a_batch_is_no_query_and_a_zero_mass_token_is_one(here):
+    clouds = [mf.TokenMeasure(CLOUD[:3]), mf.TokenMeasure(CLOUD + SHIFT).with_queries([[1.0, 1.0]])]
+    mf.stack_contexts(clouds).save("padded.npz")
+    code, result = found("padded.npz", "--queries", "own")
+    assert (code, result["num_pairs"], result["nullity"]) == (0, 3 + 5, 0)
 
 
 def test_queries_of_a_file_are_shared_or_one_array_for_each_context(here):
