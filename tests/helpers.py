@@ -104,3 +104,16 @@ def random_batch(
     targets = generator.normal(size=points.shape)
     loss_weights = generator.uniform(0.2, 1.0, size=weights.shape)
     return mf.Batch(mf.TokenMeasure.from_weights(points, weights), targets, loss_weights)
+
+
+def attention_heads(scores: Any, values: Any = None) -> mf.AttentionAV:
+    """Heads (A, V) from plain arrays; without V: zeros, which the V-part never looks at."""
+    scores = jnp.asarray(scores)
+    return mf.AttentionAV(scores, jnp.zeros_like(scores) if values is None else jnp.asarray(values))
+
+
+def perceptron_neurons(num: int, dim: int, seed: int) -> mf.PerceptronParticle:
+    """Normal neurons (u, w, b)."""
+    generator = np.random.default_rng(seed)
+    shapes = ((num, dim), (num, dim), (num,))
+    return mf.PerceptronParticle(*[jnp.asarray(generator.normal(size=s)) for s in shapes])

@@ -64,8 +64,7 @@ def measure(num_contexts: int, num_tokens: int, dim: int, num_heads: int, *, den
 if __name__ == "__main__":
     mf.use_double()
     print(
-        "     P     M    K v/s     QR/s    SVD/s   gap K v  gap lmin  lambda_min  residual"
-        "    GiB",
+        "     P     M    K v/s     QR/s    SVD/s   gap K v  gap lmin  lambda_min  residual    GiB",
         flush=True,
     )
     if "--large" in sys.argv[1:]:

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from meanfield._checks import require, require_positive_integer
-from meanfield._runtime import require_double
 from meanfield.fields import AttentionAV, AttentionQKV, SoftmaxAttention
 from meanfield.fields.base import AbstractField
 from meanfield.laws import EntrywiseGaussian, UniformBall
@@ -20,6 +19,7 @@ from meanfield.ntk.spectra import Spectrum, decide_rank, spectrum
 VERDICTS = ("positive", "not positive", "undecided")
 _INSIDE = 0.9  # of the domain's radius: where a law is finite on a ball only
 _SCORE = 2.0  # s R |x|: the head scale at which few contexts are best told apart
+_LARGEST = 1e70  # of tokens and queries, and one over it the smallest: K holds fourth powers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,24 @@ def draw_heads(
     particles = kind(**scales, V=0.0)(key, shapes, num_heads)
     values = EntrywiseGaussian(1 / math.sqrt(dim))(key, {"V": shapes.V}, num_heads)["V"]
     return Heads(field, particles._replace(V=values), None, num_heads, scale, law)
+
+
+def _moderate(pairs: Pairs) -> Pairs:
+    """Refuse sizes whose fourth powers leave float64, before they end as zeros or infinities."""
+    sizes = {"the queries": float(np.max(np.abs(pairs.queries)))}
+    for number, law in enumerate(pairs.laws, 1):
+        for place, leaf in enumerate(jax.tree.leaves(law)):  # points, radii, covariances, ...
+            values = np.abs(np.asarray(leaf))
+            size = float(values[np.isfinite(values)].max(initial=0.0))
+            sizes[f"context {number}, array {place + 1} of its law"] = size
+    for name, size in sizes.items():
+        require(
+            size == 0 or 1 / _LARGEST <= size <= _LARGEST,
+            f"{name}: numbers of size {size:.3g}",
+            f"sizes from {1 / _LARGEST:.0e} to {_LARGEST:.0e}",
+            "choose other units: the verdict does not depend on them",
+        )
+    return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,8 +268,7 @@ def check(
     Raises: `MeanfieldError` on bad input, `DomainError` where heads leave a law's domain.
     Cost: O(M P n d + M d P^2). Reference: reconstruction, docs/theory.md 3.1, 3.2 and 3.8.
     """
-    require_double("the tangent kernel")
-    pairs = pairs_of(contexts, queries, seed=seed)
+    pairs = _moderate(pairs_of(contexts, queries, seed=seed))
     if particles is None:
         require(
             field is None,
@@ -447,8 +464,7 @@ def suggest(
     Cost: ``num_scales`` factors of ``max_heads`` heads.
     Reference: our choice, docs/theory.md 3.8.
     """
-    require_double("the tangent kernel")
-    pairs = pairs_of(contexts, queries, seed=seed)
+    pairs = _moderate(pairs_of(contexts, queries, seed=seed))
     needed = -(-pairs.num_pairs // pairs.dim)
     most = 4 * max(64, 2 * needed) if max_heads is None else max_heads
     require_positive_integer("max_heads", most)

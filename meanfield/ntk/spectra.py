@@ -74,7 +74,9 @@ class Spectrum:
     @property
     def condition(self) -> float:
         """lambda_max / lambda_min; infinite where the kernel is singular to rounding."""
-        return float("inf") if self.nullity else self.lambda_max / self.lambda_min
+        if self.nullity:
+            return float("inf")
+        return float((self.singular_values[0] / self.singular_values[-1]) ** 2)
 
     @property
     def interval(self) -> tuple[float, float]:

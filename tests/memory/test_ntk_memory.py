@@ -9,6 +9,7 @@ import numpy as np
 import meanfield as mf
 from meanfield import ntk
 from meanfield.ntk import streamed
+from tests.helpers import attention_heads
 
 NUM_CONTEXTS, NUM_TOKENS, DIM, NUM_HEADS = 200, 100, 8, 4096
 BOUND = 2**31  # 2 GiB; the factor itself is 5.2 GB
@@ -18,17 +19,12 @@ def test_streamed_products_with_twenty_thousand_pairs_fit_in_two_gibibytes():
     generator = np.random.default_rng(0)
     clouds = mf.TokenMeasure(generator.normal(size=(NUM_CONTEXTS, NUM_TOKENS, DIM)))
     pairs = ntk.pairs_of(clouds, "own")
-    heads = mf.AttentionAV(
-        generator.normal(size=(NUM_HEADS, DIM, DIM)), np.zeros((NUM_HEADS, DIM, DIM))
-    )
+    heads = attention_heads(generator.normal(size=(NUM_HEADS, DIM, DIM)))
     kernel = ntk.streamed_kernel(mf.SoftmaxAttention("av"), heads, pairs)
     v, u = jnp.ones(pairs.num_pairs), jnp.ones(NUM_HEADS * DIM)
     assert pairs.num_pairs == 20_000
-    for function, vector in (
-        (streamed._apply, v),
-        (streamed._apply_transpose, u),
-        (streamed._product, v),
-    ):
+    products: Any = ((streamed._apply, v), (streamed._apply_transpose, u), (streamed._product, v))
+    for function, vector in products:
         analysis: Any = eqx.filter_jit(function).lower(kernel, vector).compile()
         analysis = analysis.compiled.memory_analysis()
         needed = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes

@@ -8,6 +8,7 @@ import pytest
 import meanfield as mf
 from meanfield import ntk
 from meanfield.ntk.spectra import decide_rank
+from tests.helpers import attention_heads, perceptron_neurons
 
 FIELDS = {
     "av": mf.SoftmaxAttention("av", scale=0.7),
@@ -78,10 +79,8 @@ def test_kernel_is_the_gram_of_jacobian_features(name, part):
 
 @pytest.mark.parametrize("part", ["full", "w"])
 def test_another_field_gets_its_factor_by_jacobians(part):
-    field = mf.Perceptron()
-    shapes = field.particle_shapes(2)
-    generator = np.random.default_rng(3)
-    heads = type(shapes)(*[generator.normal(size=(6, *shape)) for shape in shapes])
+    field, heads = mf.Perceptron(), perceptron_neurons(6, 2, seed=3)
+    generator = np.random.default_rng(4)
     contexts = clouds(4, 4)
     pairs = ntk.Pairs(ntk.as_laws(contexts), np.array([1, 0, 1]), generator.normal(size=(3, 2)))
     leaves = list(heads._fields) if part == "full" else [part]
@@ -126,7 +125,7 @@ def test_gaussian_heads_have_a_closed_form():
     ]
     pairs = ntk.pairs_of(laws, generator.normal(size=(2, 2)))
     num, scale, value = 4000, 0.6, 0.5
-    heads = mf.AttentionAV(
+    heads = attention_heads(
         scale * generator.normal(size=(num, 2, 2)), value * generator.normal(size=(num, 2, 2))
     )
     field = mf.SoftmaxAttention("av")
@@ -152,7 +151,7 @@ def test_small_heads_tend_to_the_gaussian_kernel_of_any_law():
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     scales, gaps = np.array([0.05, 0.1, 0.2]), []
     for scale in scales:
-        heads = mf.AttentionAV((scale * nodes)[:, None, None], np.zeros((40, 1, 1)))
+        heads = attention_heads((scale * nodes)[:, None, None])
         factor = ntk.factor(mf.SoftmaxAttention("av"), heads, pairs, log_weights=np.log(weights))
         gap = ntk.gram(factor) - ntk.gaussian_kernel(pairs, scale=scale)
         gaps.append(np.linalg.norm(gap))
@@ -190,15 +189,13 @@ def test_the_interval_over_heads_covers_the_limit():
     exact = np.linalg.eigvalsh(ntk.gaussian_kernel(pairs, scale=1.0))[0]
     field, inside, halves = mf.SoftmaxAttention("av"), 0, []
     for seed in range(60):
-        heads = mf.AttentionAV(
-            np.random.default_rng(seed).normal(size=(64, 2, 2)), np.zeros((64, 2, 2))
-        )
+        heads = attention_heads(np.random.default_rng(seed).normal(size=(64, 2, 2)))
         low, high = ntk.spectrum(ntk.factor(field, heads, pairs)).interval
         inside += low <= exact <= high
         halves.append((high - low) / exact)
     assert inside >= 50  # 95% nominal; 83% is three standard errors below
     assert np.median(halves) <= 1.0  # and not by being wide
-    few = mf.AttentionAV(np.ones((2, 2, 2)), np.zeros((2, 2, 2)))
+    few = attention_heads(np.ones((2, 2, 2)))
     assert ntk.spectrum(ntk.factor(field, few, pairs)).interval[0] == 0.0
 
 
@@ -304,11 +301,9 @@ def test_bad_factors_are_refused():
     laplace = ntk.pairs_of([mf.Laplace(np.eye(2))], np.eye(2))
     with pytest.raises(mf.DomainError):
         ntk.factor(FIELDS["av"], heads_of(FIELDS["av"], scale=3.0), laplace)
-    perceptron = mf.Perceptron()
-    shapes = perceptron.particle_shapes(2)
-    one = type(shapes)(*[np.ones((2, *shape)) for shape in shapes])
+    neurons = perceptron_neurons(2, 2, seed=0)
     with pytest.raises(mf.MeanfieldError, match="cloud"):
-        ntk.factor(perceptron, one, laplace, part="full")
+        ntk.factor(mf.Perceptron(), neurons, laplace, part="full")
 
 
 def test_shared_queries_are_far_from_collinear():

@@ -7,6 +7,8 @@ import pytest
 
 import meanfield as mf
 from meanfield import ntk
+from meanfield.ntk.kernel import tilts
+from tests.helpers import attention_heads, perceptron_neurons
 
 CLOUD = np.array([[0.5, -1.0], [1.25, 0.25], [-0.75, 1.0], [0.0, -0.125]])
 CUBES = [mf.Cube(1.0, 2), mf.Cube(1.5, 2), mf.Cube(2.0, 2)]
@@ -67,7 +69,8 @@ def test_heads_stay_inside_a_bounded_domain(head_dim):
     laws = [mf.Laplace(np.diag([1.0, 4.0])), mf.Laplace(np.eye(2))]
     pairs = ntk.pairs_of(laws, np.array([[3.0, 0.0], [1.0, 1.0]]))
     heads = ntk.draw_heads(pairs, num_heads=2000, head_dim=head_dim)
-    z = ntk.kernel.tilts(heads.field, heads.particles, pairs.queries)
+    assert isinstance(heads.field, mf.SoftmaxAttention)
+    z = tilts(heads.field, heads.particles, pairs.queries)
     assert all(bool(np.all(law.in_domain(z))) for law in laws)
     assert np.linalg.norm(z, axis=-1).max() > 0.5 * laws[0].domain_radius()  # and use it
     with pytest.raises(mf.DomainError):
@@ -86,7 +89,8 @@ def test_too_few_heads_are_named_for_every_part():
     for part, dim in (("V", None), ("A", None), ("full", 1)):
         report = ntk.check(CUBES, "shared:3", num_heads=2, head_dim=dim, part=part)
         assert report.verdict == "not positive"
-        assert report.nullity == report.predicted_nullity > 0
+        assert report.nullity == report.predicted_nullity
+        assert report.nullity > 0
         assert any("too few heads" in reason for reason in report.reasons), part
 
 
@@ -102,11 +106,11 @@ def test_few_heads_of_structured_laws_are_not_called_positive():
 
 def test_own_particles_and_other_fields():
     generator = np.random.default_rng(0)
-    heads = mf.AttentionAV(generator.normal(size=(64, 2, 2)), np.ones((64, 2, 2)))
+    heads = attention_heads(generator.normal(size=(64, 2, 2)))
     report = ntk.check([cloud(CLOUD)], np.eye(2), particles=heads)
     assert report.verdict == "positive"
     assert report.heads.law == "given particles"
-    neurons = mf.PerceptronParticle(*[generator.normal(size=s) for s in ((64, 2), (64, 2), (64,))])
+    neurons = perceptron_neurons(64, 2, seed=0)
     same = ntk.check(
         [cloud(CLOUD), cloud(-CLOUD)],
         np.eye(2),
@@ -139,6 +143,17 @@ def test_suggestion_is_the_maximum_of_its_own_table():
     json.dumps(found.as_json(), allow_nan=False)
     with pytest.raises(mf.MeanfieldError, match="singular"):
         ntk.suggest([cloud(CLOUD), cloud(CLOUD)], "one", max_heads=64, num_scales=3)
+
+
+@pytest.mark.parametrize("unit", [1e200, 1e-200])
+def test_sizes_that_leave_float64_are_refused(unit):
+    for law, queries in (
+        (cloud(unit * CLOUD), np.eye(2)),
+        (mf.Cube(unit, 2), np.eye(2)),
+        (cloud(CLOUD), unit * np.eye(2)),
+    ):
+        with pytest.raises(mf.MeanfieldError, match="other units"):
+            ntk.check([law], queries)
 
 
 @pytest.mark.parametrize(

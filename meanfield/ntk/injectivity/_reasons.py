@@ -101,8 +101,8 @@ def _repeats(relation: Relation, line: Line, used: np.ndarray, contexts: np.ndar
     first, second = used
     return bool(
         contexts[0] == contexts[1]
-        and line.multiples[first] == line.multiples[second]
-        and relation.coefficients[first] == -relation.coefficients[second]
+        and _is(line.multiples[first], line.multiples[second])
+        and _is(relation.coefficients[first], -relation.coefficients[second])
     )
 
 
