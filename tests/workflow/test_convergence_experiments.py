@@ -1,0 +1,166 @@
+"""Training where the kernel is positive and where it is not: claims, figures, spoiled cells."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meanfield as mf
+from meanfield._commands import catalogue
+from meanfield.records import RunDirectory
+from tests.workflow.command_line import call, refused
+
+SMALL: dict[str, dict[str, Any]] = {
+    "linear_rate": {
+        "num_seeds": 2,
+        "num_contexts": 2,
+        "num_tokens": 2,
+        "num_cells": 2,
+        "heads": (4, 8),
+        "risks": (1e-5, 1e-2, 1e3),
+        "num_gradients": 100,
+        "num_points": 4,
+        "num_eigenvalues": 2,
+        "num_records": 3,
+    },
+    "failure_modes": {
+        "num_draws": 2,
+        "num_cells": 2,
+        "num_heads": 16,
+        "num_queries": 2,
+        "num_gradients": 250,
+        "num_gaussian_gradients": 250,
+        "escape_steps": 100,
+    },
+}
+
+
+class Quiet:
+    """The runner's progress, silent."""
+
+    def task(self, items, label):
+        return items
+
+    def note(self, text):
+        pass
+
+
+class Runs:
+    """Each experiment's module, run directory and claims; run when first asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.kept = folder, {}
+
+    def __call__(self, name: str):
+        if name not in self.kept:
+            module: Any = catalogue.load(
+                catalogue.locate("experiments", name), ("Parameters", "run")
+            )
+            parameters = module.Parameters(**SMALL[name])
+            directory = RunDirectory.create(
+                self.folder / "results" / name, name=name, configuration={"parameters": parameters}
+            )
+            claims = module.run(parameters, directory, Quiet())
+            directory.finish(claims)
+            self.kept[name] = module, directory, {claim.quantity: claim for claim in claims}
+        return self.kept[name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("convergence"))
+
+
+def again(runs: Runs, name: str, folder: Path, spoil=None, **changes) -> list[mf.Claim]:
+    """The claims of the same cells, some of them altered, under other parameters."""
+    module, directory, _ = runs(name)
+    other = RunDirectory.create(folder / "again", name=name, configuration={})
+    for cell in (directory.path / "cells").iterdir():
+        key = cell.name.removesuffix(".npz")
+        with np.load(cell) as stored:
+            arrays = dict(stored)
+        other.cached(key, lambda: (spoil or (lambda key, arrays: arrays))(key, arrays))  # noqa: B023
+    parameters = dataclasses.replace(module.Parameters(**SMALL[name]), **changes)
+    return module.run(parameters, other, Quiet())
+
+
+def wrong(claims: list[mf.Claim]) -> set[str]:
+    """Which quantities are inconsistent, up to the first colon."""
+    return {c.quantity.split(":")[0] for c in claims if c.verdict == "inconsistent"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_all_claims_hold_and_are_drawn(runs, name, here):
+    _, directory, claims = runs(name)
+    assert {claim.verdict for claim in claims.values()} == {"consistent"}, claims
+    assert any("control" in quantity for quantity in claims)
+    code, _, err = call("figures", name, "--results", directory.path, "--out", here, "--check")
+    assert (code, err) == (0, "")
+    caption = (here / f"{name}.txt").read_text()
+    assert all(claim.sentence() in caption for claim in claims.values())
+
+
+def test_rates_are_those_of_the_stored_risks(runs):
+    _, directory, claims = runs("linear_rate")
+    rates = directory.load("rates")
+    fall = np.log(rates["risk"][..., :-1] / rates["risk"][..., 1:]) / np.diff(rates["time"])
+    assert (fall / 2 > 0.999 * rates["least"][..., 1:]).all()  # a Rayleigh quotient
+    assert (rates["least"] > rates["kappa"]).all()  # the V-part alone bounds both from below
+    found = claims["late rate / 2 lambda_min(K_t), full"].measured
+    assert found == pytest.approx(np.mean(fall[0, :, -1] / (2 * rates["least"][0, :, -1])))
+    excited = directory.load("excited")
+    gaps = np.abs(excited["rate"] / (2 * excited["eigenvalue"][..., None]) - 1)
+    assert gaps.max() < 0.2
+    assert gaps[..., 0].mean() < gaps[..., -1].mean() / 4
+
+
+def test_linear_rate_fails_where_its_numbers_are_others(runs, tmp_path):
+    def spoil(key, arrays):
+        if key == "rates":
+            arrays["kappa"] = 100 * arrays["kappa"]
+            arrays["predicted"] = arrays["predicted"] ** 1.1
+        if key == "excited":
+            arrays["eigenvalue"] = 2 * arrays["eigenvalue"]
+        if key.startswith("ball"):
+            arrays["least"] = 0 * arrays["least"]
+        if key.startswith("map"):
+            arrays["gradients"] = np.full_like(arrays["gradients"], np.inf)
+        if key == "control":  # a duplicated context that converges
+            arrays["gradients"] = np.ones_like(arrays["gradients"])
+            arrays["ratio"] = 1e-3 * arrays["ratio"]
+        return arrays
+
+    claims = again(runs, "linear_rate", tmp_path, spoil)
+    assert len([claim for claim in claims if claim.verdict == "inconsistent"]) >= 9
+    assert "control (duplicate)" in wrong(claims)
+
+
+def test_plateaus_fail_where_they_are_others(runs, tmp_path):
+    def spoil(key, arrays):
+        if key.startswith(("duplicates", "translates")):
+            arrays["ratio"] = 1.5 * arrays["ratio"] + 1
+        if key.startswith("gaussian"):
+            arrays["final"] = 0.9 * arrays["affine"]
+        return arrays
+
+    claims = again(runs, "failure_modes", tmp_path, spoil, expected_slope=1.0)
+    right = [claim.quantity for claim in claims if claim.verdict != "inconsistent"]
+    assert [quantity for quantity in right if "null directions" not in quantity] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "linear_rate --heads 16 24",
+        "linear_rate --risks 1",
+        "linear_rate --num-seeds 1",
+        "failure_modes --num-queries 1",
+        "failure_modes --residuals 0.1 0.1 1",
+        "failure_modes --num-gaussian-queries 3",
+    ],
+)
+def test_bad_parameters_are_one_line(here, line):
+    name, flag, *values = line.split()
+    assert flag in refused("run", name, flag, *values)
