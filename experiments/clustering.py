@@ -89,7 +89,7 @@ class Parameters:
     expected_rate: float = -2.0
     """What theory says of the last approach."""
     animate: bool = False
-    """Also write tokens.gif: one cloud on its way through three clusters."""
+    """Also write tokens.gif: one cloud on its way into clusters."""
     seed: int = 0
     """Seed of the clouds."""
 
@@ -230,7 +230,11 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
         rho = heads(depths, beta, 1.0, 2)
         path = np.asarray(mf.solve_flow(SPHERE, rho, mu, scheme=mf.RungeKutta4()).path)[0]
         product = (path[:, 0] * path[:, 1]).sum(axis=-1)
-        return {"depth": crossing(depths, product, 0.5), "product": product, "depths": depths}
+        return {
+            "depth": np.array(crossing(depths, product, 0.5)),
+            "product": product,
+            "depths": depths,
+        }
 
     diagram = [
         directory.cached(f"beta={beta:g}", lambda b=beta: on_circle(b))

@@ -39,6 +39,21 @@ SMALL: dict[str, dict[str, Any]] = {
         "horizon": 48.0,
         "num_cells": 192,
     },
+    "embedding_and_heads": {
+        "sizes": (8, 16, 32, 64),
+        "square_sizes": (4, 6, 8, 12),
+        "num_replicates": 32,
+        "num_cells": 2,
+        "value_scale": 4.0,
+        "num_samples": 10_000,
+        "num_tokens": 2,
+    },
+    "adjoint_order": {
+        "sizes": (4, 8, 16, 32),
+        "num_tokens": 3,
+        "num_heads": 2,
+        "num_replicates": 2,
+    },
     "causal": {
         "sizes": (4, 8, 16, 32),
         "num_contexts": 3,
@@ -204,6 +219,52 @@ def test_clusters_are_counted_and_other_numbers_fail(runs, tmp_path):
     }
 
 
+def test_the_gram_recursion_is_that_of_its_formula_and_other_slopes_fail(runs, tmp_path):
+    module, directory, _ = runs("embedding_and_heads")
+    parameters = module.Parameters(num_samples=1000, num_cells=1, score_scale=1e-9)
+    gram = np.array([[1.0, 0.2], [0.2, 0.5]])
+    limit = module.limits(gram, 3.0, parameters)  # without scores all weights are 1/2
+    mean = np.full((2, 2), 0.5)
+    squares = mean @ gram @ mean
+    assert limit["gram"] == pytest.approx(gram + mean @ gram + gram @ mean + 4 * squares, rel=1e-6)
+    assert limit["kernel"] == pytest.approx(squares, rel=1e-6)
+    assert limit["flow"] == pytest.approx(np.eye(2) + mean, rel=1e-6)
+    errors = directory.load("errors")
+    assert (errors["0_heads"] == [8, 16, 32, 64]).all()
+    assert (errors["1_heads"] == [4, 9, 16, 36]).all()
+
+    def spoil(key, arrays):  # a mean field that is the limit after all
+        return arrays | {"control": arrays.get("gram")} if "gram" in arrays else arrays
+
+    failed = wrong(runs.again("embedding_and_heads", tmp_path, spoil, expected_shift=-0.5))
+    assert "d/M fixed, tokens against the mean field: slope in d" in failed
+    assert "d/M fixed, V-kernel of the first layer against its mean: slope in d" in failed
+
+
+def test_invariants_are_kept_and_broken_ones_fail(runs, tmp_path):
+    _, directory, claims = runs("adjoint_order")
+    orders = directory.load("orders")
+    for scheme, gap, order in (("euler", -1, -1), ("heun", -3, -2), ("rk4", -4, -4)):
+        for name, expected in (("gap", gap), ("drift", order)):
+            middle = np.log(orders[f"{scheme}_{name}"]).mean(axis=0)
+            slope = np.polyfit(np.log(orders["sizes"]), middle, 1)[0]
+            assert slope == pytest.approx(expected, abs=0.3)
+    assert claims["rk4: change of the pairing along depth"].measured < 1e-12
+
+    def spoil(key, arrays):
+        if key.startswith("euler"):
+            arrays["pairing"] = arrays["pairing"] + 1e-6
+            arrays["gap"] = arrays["gap"] ** 2
+            arrays["varying"] = arrays["drift"]
+        return arrays
+
+    assert wrong(runs.again("adjoint_order", tmp_path, spoil)) == {
+        "euler: change of the pairing along depth",
+        "euler: continuous against discrete adjoint, slope in L",
+        "control (heads that vary with depth): slope in L of the Hamiltonian's drift",
+    }
+
+
 def test_prefix_laws_carry_causal_attention_and_other_kernels_fail(runs, tmp_path):
     module, directory, claims = runs("causal")
     points = np.random.default_rng(0).normal(size=(2, 3, 2))
@@ -258,6 +319,8 @@ BAD_FLAGS = {
     "joint_limit": ["--depths 8 16 32", "--widths 4 4 8 16", "--num-replicates 1", "--dim 0"],
     "stability": ["--sizes 0.1 0.2 0.3", "--num-steps 4 8 10 12", "--num-problems 1", "--seed -1"],
     "clustering": ["--betas 1.0 2.0 4.0", "--num-tokens 3", "--num-replicates 1", "--seed -1"],
+    "embedding_and_heads": ["--sizes 2 4 8 16", "--square-sizes 5 6 7 8", "--num-samples 10"],
+    "adjoint_order": ["--sizes 4 8 16", "--num-replicates 1", "--value-scale -1.0"],
     "causal": ["--num-contexts 2", "--num-tokens 2", "--sizes 4 8 16", "--num-replicates 1"],
 }
 
@@ -269,6 +332,6 @@ def test_bad_parameters_are_refused_by_their_flag(name, line):
     module: Any = catalogue.load(catalogue.locate("experiments", name), ("Parameters",))
     flag, *values = line.split()
     field = flag.removeprefix("--").replace("-", "_")
-    numbers = tuple(float(v) if "." in v else int(v) for v in values)
+    numbers = [float(v) if "." in v else int(v) for v in values]
     with pytest.raises(mf.MeanfieldError, match=flag):
-        module.Parameters(**{field: numbers if len(numbers) > 1 else numbers[0]})
+        module.Parameters(**{field: tuple(numbers) if len(numbers) > 1 else numbers[0]})
