@@ -87,6 +87,7 @@ def test_limits_hold_are_drawn_resume_and_can_fail(name, here):
 
 BAD_FLAGS = {
     "width_limit": [
+        "--quasi-layers 0",
         "--sizes 16 32 64",
         "--sizes 16 32 32 64",
         "--sizes 0 16 32 64",
@@ -274,7 +275,11 @@ def test_figures_of_the_limits_need_no_solver(here):
         arrays = {key: 2.0 * sizes**value for key, value in series.items()}
         if name != "depth_limit":
             arrays = {key: noise * value for key, value in arrays.items()}
-        extra = {"sobol": noise / sizes} if name == "token_limit" else {}
+        quasi = {
+            "token_limit": ("sobol",),
+            "width_limit": ("smooth_random", "smooth_sobol", "gaussian_random", "gaussian_sobol"),
+        }
+        extra = {key: noise / sizes for key in quasi.get(name, ())}
         run.save("errors", sizes=sizes, **arrays, **extra, **{control: noise})
         run.finish([Claim("slope", -0.5, -0.51, (-0.52, -0.5), "consistent")])
     done = process("-c", DRAW_WITHOUT_JAX, *LIMITS, cwd=here)
