@@ -47,12 +47,23 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def require_regular(path: Path) -> None:
+    """Refuse what is there but no regular file: reading a pipe or a device may never end."""
+    require(
+        path.is_file() or not path.exists(),
+        f"{path} is no regular file",
+        "a file",
+        "pass the path of a file",
+    )
+
+
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of a .npz file by name (of a .npy file: under the name "points").
 
     Raises: `MeanfieldError` if the file is missing, damaged or needs pickles.
     """
     path = Path(path)
+    require_regular(path)
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

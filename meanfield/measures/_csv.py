@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from meanfield._checks import MeanfieldError, require
+from meanfield._files import require_regular
 
 
 def read_csv(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows of numbers below an optional row of names; a last column ``weight`` is split off."""
     mend = "write one token per row, numbers separated by commas"
+    require_regular(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as handle:
             reader = csv.reader(handle)

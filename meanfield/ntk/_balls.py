@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from typing import Any
 
 import equinox as eqx
@@ -494,7 +495,33 @@ def law_from_data(data: Any, *, depth: int = 0) -> AbstractLaw:
             values.append([law_from_data(one, depth=depth + 1) for one in value])
         else:
             values.append(numbers(f"{name} of a {data['law']} law", value, axes))
+    for name in ("covariance", "covariances"):
+        if name in family.fields:
+            stacked = np.asarray(data[name], dtype=np.float64)
+            for matrix in stacked if stacked.ndim == 3 else [stacked]:
+                _require_covariance(f"{name} of a {data['law']} law", matrix)
     return family.decode(*values)
+
+
+def _require_covariance(name: str, matrix: np.ndarray) -> None:
+    """Refuse what is positive semidefinite to rounding only: there is no such law.
+
+    Symmetric elimination in exact fractions: a pivot below 0 proves it, and so does a pivot 0 whose
+    row is not 0.
+    """
+    rest = [[Fraction(float(value)) for value in row] for row in matrix]
+    while rest:
+        pivot, row = rest[0][0], rest[0]
+        require(
+            pivot > 0 or (pivot == 0 and not any(row)),
+            f"the {name}, which is positive semidefinite to rounding only",
+            "a covariance that is positive semidefinite exactly, for a certificate",
+            "add a small multiple of the identity matrix",
+        )
+        rest = [
+            [own[j] - (own[0] * row[j] / pivot if pivot else 0) for j in range(1, len(row))]
+            for own in rest[1:]
+        ]
 
 
 def numbers(name: str, value: Any, axes: int) -> np.ndarray:

@@ -32,18 +32,18 @@ _DEGREE = {"constants": 0, "affine": 1, "quadratic": 2}
 _CONSEQUENCES = {
     "affine": (
         "; as all of them have bounded support, the V-part of the attention kernel is positive at "
-        "any two or more pairwise non-collinear queries that the contexts share, for every law of "
-        "heads of full support (docs/theory.md 3.2, corollary i)"
+        "any two or more non-zero, pairwise non-collinear queries that the contexts share, for "
+        "every law of heads of full support (docs/theory.md 3.2, corollary i)"
     ),
     "constants": (
         "; so the V-part of the attention kernel is positive at any one query that the contexts "
-        "share and that is not 0, for every law of heads of full support in the laws' domain "
-        "(docs/theory.md 3.2, corollary ii)"
+        "share and that is not 0, for every law of heads of full support in the laws' domain with "
+        "square integrable means (docs/theory.md 3.2, corollary ii)"
     ),
     "quadratic": (
-        "; so the V-part of the attention kernel is positive at any pairwise non-collinear queries "
-        "that the contexts share, for every law of heads of full support in the laws' domain "
-        "(docs/theory.md 3.2, corollary i)"
+        "; so the V-part of the attention kernel is positive at any non-zero, pairwise "
+        "non-collinear queries that the contexts share, for every law of heads of full support in "
+        "the laws' domain with square integrable means (docs/theory.md 3.2, corollary i)"
     ),
 }
 MEND = "restore the file, or certify again"
@@ -114,7 +114,10 @@ class Independence:
             "stored points have a determinant that is not 0"
         )
         follows = self.modulo != "affine" or all(law.has_bounded_support for law in self.laws)
-        return text + (_CONSEQUENCES[self.modulo] if follows else "")
+        silent = (
+            "; for the kernel of unbounded laws nothing follows (docs/theory.md 3.2, corollary i)"
+        )
+        return text + (_CONSEQUENCES[self.modulo] if follows else silent)
 
     def check(self) -> None:
         """Raise `MeanfieldError` on a wrong number of points or too much work."""
@@ -228,7 +231,8 @@ class Positivity:
             "the V-part Gram matrix K(a, b) = (1/M) sum_j <m_a(A_j), m_b(A_j)> of these "
             f"{self.pairs.num_pairs} pairs and M = {self.num_heads} heads has no eigenvalue below "
             "the stated lower bound; so the V-part of the attention kernel is strictly positive "
-            "for every law of heads whose support contains these (docs/theory.md 3.7)"
+            "for every law of heads in the contexts' domain, with square integrable means, whose "
+            "support contains these (docs/theory.md 3.7)"
         )
 
     def check(self) -> None:

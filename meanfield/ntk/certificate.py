@@ -21,7 +21,7 @@ import numpy as np
 
 from meanfield import __version__
 from meanfield._checks import MeanfieldError, require
-from meanfield._files import replacing
+from meanfield._files import replacing, require_regular
 from meanfield._runtime import require_double
 from meanfield.fields.attention import AttentionAV, AttentionQKV
 from meanfield.ntk import _balls
@@ -38,7 +38,7 @@ from meanfield.ntk._proofs import (
     num_functions,
 )
 from meanfield.ntk.injectivity import evaluation_points
-from meanfield.ntk.pairs import Pairs, as_laws, pairs_of
+from meanfield.ntk.pairs import Pairs, as_laws, moderate, moderate_laws, pairs_of
 
 Kind = Literal["independence", "positivity"]
 Status = Literal["certified", "undecided", "refused"]
@@ -171,6 +171,7 @@ def certify(
             "drop them, or pass kind='positivity'",
         )
         laws = as_stored(contexts.laws if isinstance(contexts, Pairs) else as_laws(contexts))
+        moderate_laws(laws)
         num = num_functions(modulo, len(laws), laws[0].dim)
         points = evaluation_points(laws, num, modulo=modulo, seed=seed)
         return _decide(Independence(laws, modulo, np.asarray(points, np.float64)), max_bits)
@@ -186,7 +187,7 @@ def certify(
         "queries once: pairs hold their own",
         "drop the queries",
     )
-    pairs = pairs_of(contexts, "own" if queries is None else queries, seed=seed)
+    pairs = moderate(pairs_of(contexts, "own" if queries is None else queries, seed=seed))
     pairs = Pairs(as_stored(pairs.laws), np.asarray(pairs.index), np.asarray(pairs.queries))
     return _decide(Positivity(pairs, as_heads(heads), float(head_scale)), max_bits)
 
@@ -256,7 +257,9 @@ def _decide(problem: Problem, max_bits: int) -> Certificate:
     obstacle = problem.obstacle()
     if obstacle:
         return answer(
-            "refused", 0, f"{obstacle}; a proof would rest on the rounding errors of the inputs"
+            "refused",
+            0,
+            f"{obstacle}, to rounding: a proof would rest on what float64 does not show",
         )
     beyond = ""
     for bits in _levels(max_bits):
@@ -288,6 +291,7 @@ def _read(path: Path) -> Any:
     def no_constant(name: str) -> Any:
         raise ValueError(f"{name} is no number of a certificate")
 
+    require_regular(path)
     try:
         size = path.stat().st_size
         require(size <= _LARGEST_FILE, f"{path} has {size} bytes", f"at most {_LARGEST_FILE}", MEND)

@@ -217,7 +217,8 @@ def depth_spectra(
 
 
 def _columns(one: Factor, used: np.ndarray) -> Factor:
-    return one._replace(matrix=one.matrix[:, np.repeat(used, one.copies)])
+    columns = np.repeat(used, one.copies)
+    return one._replace(matrix=one.matrix[:, columns], noise=one.noise[columns])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +230,8 @@ class ConvergenceConstant:
         lambda_min: ``lambda_min(Om^{1/2} K_V Om^{1/2})`` at the tokens of node k, ``[L]``.
         transported: tau_k, the smallest factor by which the adjoint of the flow itself shrinks
             ``sum_a om_a |p_a|^2`` between the end and node k+1, ``[L]``.
-        crude_transported: Groenwall's ``e^{-2 int c}`` for the same cells, from norms alone.
+        crude_transported: a lower bound of tau_k from norms alone; NaN unless the loss weights are
+            the tokens' masses, which that bound needs.
         crude_kappa: kappa with these.
         steps: ds_k.
     """
@@ -284,7 +286,10 @@ def convergence_constant(
     weights = np.where(bears_loss, batch.loss_weights, contexts.weights) / num_contexts
     spectra = depth_spectra(field, rho, contexts, weights=weights)
     # A rank-deficient kernel's smallest eigenvalue is rounding, and no bound: it counts as zero.
-    smallest = np.array([0.0 if one.nullity else one.lambda_min for one in spectra])
+    known = [max(float(one.singular_values[-1]) - one.noise, 0.0) for one in spectra]
+    smallest = np.array(
+        [0.0 if one.nullity else value**2 for one, value in zip(spectra, known, strict=True)]
+    )
     steps = np.asarray(rho.grid.steps)
     transported = np.min(
         [
@@ -293,7 +298,8 @@ def convergence_constant(
         ],
         axis=0,
     )
-    crude = _crude_transported(field, rho, path)
+    is_mass = np.allclose(batch.loss_weights, contexts.weights, rtol=1e-12, atol=0)
+    crude = _crude_transported(field, rho, path) if is_mass else np.full(len(steps), np.nan)
     return ConvergenceConstant(
         float(np.sum(steps * smallest * transported)),
         smallest,
@@ -346,7 +352,10 @@ def _transported(
 def _crude_transported(
     field: SoftmaxAttention, rho: ParameterMeasure, path: np.ndarray
 ) -> np.ndarray:
-    """``exp(-2 int_{s_{k+1}}^S c)`` with c from operator norms and the largest token, ``[L]``."""
+    """``prod_{later cells} max(0, 1 - ds c)^2`` with c from norms and the largest token, ``[L]``.
+
+    One Euler layer's adjoint is p + ds B p with ``|B| <= c`` in L^2(mu); e^{-2 int c} as ds -> 0.
+    """
     heads = rho.particles
     if isinstance(heads, AttentionAV):
         scores = np.asarray(heads.A)
@@ -359,5 +368,5 @@ def _crude_transported(
     with np.errstate(over="ignore"):
         rate = v * (exponent + (1 + 2 * exponent) * np.exp(exponent))
         c = np.sum(np.asarray(rho.weights) * rate, axis=1)
-        after = np.cumsum((c * np.asarray(rho.grid.steps))[::-1])[::-1]
-        return np.exp(-2 * np.append(after[1:], 0.0))
+    layers = np.maximum(0.0, 1 - np.asarray(rho.grid.steps) * c) ** 2
+    return np.append(np.cumprod(layers[:0:-1])[::-1], 1.0)

@@ -20,7 +20,7 @@ from meanfield.fields import AttentionAV, AttentionQKV, SoftmaxAttention
 from meanfield.fields.base import AbstractField
 from meanfield.laws import AbstractLaw, Empirical
 from meanfield.measures import TokenMeasure
-from meanfield.ntk.pairs import Pairs, evaluate
+from meanfield.ntk.pairs import Pairs, evaluate, sizes_of
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -32,15 +32,15 @@ class Factor(NamedTuple):
         matrix: ``[features, P]`` for the V-part of attention, whose kernel is scalar times the
             identity; else ``[features, P d]``, column ``a d + o`` for coordinate o of pair a.
             Rows of particle j carry ``sqrt(w_j)`` and stand together.
-        noise: size of the rounding errors in the singular values (absolute: a kernel that is zero
-            but for rounding has no other scale).
+        noise: size of the rounding errors in each column (absolute: a kernel that is zero but for
+            rounding has no other scale).
         part: "V", "A", "full", or a leaf of the field's particles.
         copies: 1 for the scalar V-part, else d: nullities are counted per coordinate.
         weights: masses of the M particles.
     """
 
     matrix: np.ndarray
-    noise: float
+    noise: np.ndarray
     part: str
     copies: int
     weights: np.ndarray
@@ -154,10 +154,14 @@ def checked_particles(
         "give one weight to each particle",
     )
     logs = np.asarray(log_weights, dtype=np.float64)
+    require(
+        np.isfinite(logs.max()) and not np.isnan(logs).any(),
+        "log_weights holds no finite number, or NaN or inf",
+        "finite numbers or -inf",
+        "correct them",
+    )
     weights = np.exp(logs - logs.max())
-    total = weights.sum()
-    require(np.isfinite(total), "log_weights is not finite", "finite numbers or -inf", "mend them")
-    return particles, weights / total
+    return particles, weights / weights.sum()
 
 
 def tilts(field: SoftmaxAttention, particles: Any, queries: np.ndarray) -> np.ndarray:
@@ -167,13 +171,6 @@ def tilts(field: SoftmaxAttention, particles: Any, queries: np.ndarray) -> np.nd
     return field.scale * np.einsum(
         "kp,mrp,mrq->mkq", queries, particles.Q, particles.K, optimize=True
     )
-
-
-def token_size(law: AbstractLaw) -> float:
-    """Root mean square length of the law's tokens, ``(|mean|^2 + tr Cov)^(1/2)``."""
-    zero = np.zeros(law.dim)
-    mean, variance = evaluate(law, zero, 1), np.trace(evaluate(law, zero, 2))
-    return float(np.hypot(np.linalg.norm(mean), np.sqrt(max(variance, 0.0))))
 
 
 def _attention_factor(
@@ -186,7 +183,7 @@ def _attention_factor(
     columns = total if part == "V" else total * dim
     # Column-major: a smallest eigenvalue at large P works in the place of this very array.
     matrix = np.zeros((num * rows, columns), order="F")
-    square = 0.0
+    noise = np.zeros(columns)
     for number, law in enumerate(pairs.laws):
         here = np.flatnonzero(pairs.index == number)
         if not len(here):
@@ -194,32 +191,65 @@ def _attention_factor(
         x = pairs.queries[here]
         z = tilts(field, particles, x)
         m = evaluate(law, z, 1)
-        size = max(token_size(law), float(np.abs(m).max(initial=0.0)))
-        condition = 1 + float(np.sqrt(np.mean(np.sum(z**2, axis=-1)))) * size
+        errors = _rounding(law, z, m, weights, _score_norms(field, particles)[:, None] * norms(x))
         if part == "V":
             block = roots[:, None, None] * np.moveaxis(m, 1, 2)  # [M, d, K]
             matrix[:, here] = block.reshape(num * dim, len(here))
-            square += len(here) * (size * condition) ** 2
+            noise[here] = errors[0]
             continue
         value = roots[:, None, None] * particles.V
-        c = evaluate(law, z, 2)
-        block = _score_block(field, particles, value, x, c)  # [M, rows, K, d]
+        block = _score_block(field, particles, value, x, evaluate(law, z, 2))  # [M, rows, K, d]
+        chosen = (here[:, None] * dim + np.arange(dim)).ravel()
+        each = _score_size(field, particles, weights) * norms(x) * errors[1]
         if part == "full":
             block = np.concatenate([_value_block(roots[:, None, None] * m), block], axis=1)
-        chosen = (here[:, None] * dim + np.arange(dim)).ravel()
+            each = np.hypot(each, errors[0])
         matrix[:, chosen] = block.reshape(num * rows, len(chosen))
-        heads = _score_size(field, particles, weights, x)
-        square += dim * (heads * max(size**2, float(np.abs(c).max(initial=0.0))) * condition) ** 2
-        if part == "full":
-            square += dim * len(here) * (size * condition) ** 2
-    if not np.isfinite(square) or not np.isfinite(matrix).all():
+        noise[chosen] = np.repeat(each, dim)
+    with np.errstate(over="ignore"):
+        is_sound = np.isfinite(np.sum(noise**2)) and np.isfinite(matrix).all()
+    if not is_sound:
         raise NonFiniteError(
             "the kernel's features are not finite",
             "numbers that float64 can hold",
             "take smaller tokens, heads or queries",
         )
     copies = 1 if part == "V" else dim
-    return Factor(matrix, EPS * np.sqrt(square), part, copies, weights)
+    return Factor(matrix, noise, part, copies, weights)
+
+
+def norms(x: np.ndarray) -> np.ndarray:
+    """Lengths of the last axis."""
+    return np.linalg.norm(x, axis=-1)
+
+
+def _rounding(
+    law: AbstractLaw, z: np.ndarray, m: np.ndarray, weights: np.ndarray, scores: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of m and of C at each query, ``[K]``, root mean squares over the heads.
+
+    ``u (R + |z| R S + a S^2)`` and ``u (S^2 + |z| R S^2 + a S^3 + u R^2)``: sums of tokens of size
+    R; scores <z, y> of size |z| R, which tilt masses that are S apart; errors of z itself, of size
+    u a, a = |A| |x| (``scores``, larger than |z| where ``A^T x`` cancels).
+    """
+    reach, spread = sizes_of(law)
+    reach = max(reach, float(np.abs(m).max(initial=0.0)))
+    mean = np.tensordot(weights, m, 1)
+    far = np.sqrt(np.tensordot(weights, np.sum((m - mean) ** 2, axis=-1), 1))
+    spread = np.maximum(spread, far)
+    size = np.sqrt(weights @ norms(z) ** 2)
+    product = np.sqrt(weights @ scores**2)
+    with np.errstate(over="ignore"):  # the caller refuses what is not finite
+        of_m = reach + size * reach * spread + product * spread**2
+        of_c = spread**2 * (1 + size * reach + product * spread) + EPS * reach**2
+    return EPS * of_m, EPS * of_c
+
+
+def _score_norms(field: SoftmaxAttention, particles: Any) -> np.ndarray:
+    """``|scale A|`` of each head; for factors the product of their norms, ``[M]``."""
+    leaves = [particles.A] if isinstance(particles, AttentionAV) else [particles.Q, particles.K]
+    sizes = [np.linalg.norm(leaf, axis=(1, 2)) for leaf in leaves]
+    return abs(field.scale) * np.prod(sizes, axis=0)
 
 
 def _rows_per_head(particles: Any, dim: int, part: str) -> int:
@@ -251,14 +281,12 @@ def _score_block(
     return np.concatenate(joined, axis=1)
 
 
-def _score_size(
-    field: SoftmaxAttention, particles: Any, weights: np.ndarray, x: np.ndarray
-) -> float:
-    """Root of the heads' mean ``|scale V|^2 |x|^2 (|K|^2 + |Q|^2)``: what multiplies C."""
+def _score_size(field: SoftmaxAttention, particles: Any, weights: np.ndarray) -> float:
+    """Root of the heads' mean ``|scale V|^2`` (times ``|K|^2 + |Q|^2``): what multiplies C."""
     sizes = np.sum(particles.V**2, axis=(1, 2)) * field.scale**2
     if isinstance(particles, AttentionQKV):
         sizes = sizes * (np.sum(particles.K**2, axis=(1, 2)) + np.sum(particles.Q**2, axis=(1, 2)))
-    return float(np.sqrt(weights @ sizes * np.sum(x**2)))
+    return float(np.sqrt(weights @ sizes))
 
 
 @eqx.filter_jit
@@ -312,5 +340,5 @@ def _jacobian_factor(
     block = np.sqrt(weights)[:, None, None] * block[:, :, columns]
     matrix = np.asfortranarray(block.reshape(-1, pairs.num_pairs * dim))
     require_finite("the kernel's features", matrix)
-    noise = 8 * EPS * float(np.linalg.norm(matrix))
+    noise = np.full(matrix.shape[1], 8 * EPS * float(np.linalg.norm(matrix)))
     return Factor(matrix, noise, part, dim, weights)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,10 +17,11 @@ from meanfield._checks import (
 )
 from meanfield._runtime import guard_runtime, require_double
 from meanfield._typing import Array
-from meanfield.laws import AbstractLaw, Empirical
+from meanfield.laws import AbstractLaw, AffineImage, Convolution, Empirical, Product
 from meanfield.measures import TokenMeasure
 
 QUERY_SYNTAX = "own, one, shared:K, an array [K, d], or one array [K_i, d] for each context"
+_LARGEST_SIZE = 1e70  # of tokens and queries, and one over it the smallest: K holds fourth powers
 _LARGEST_ENTRIES = 2**22  # of one [points, tokens] array of scores: 32 MiB
 
 
@@ -158,7 +160,11 @@ def _named_queries(
         return own
     kind, _, count = ("shared:1" if name == "one" else name).partition(":")
     require(
-        kind == "shared" and count.isdecimal() and len(count) < 10 and int(count) > 0,
+        kind == "shared"
+        and count.isascii()
+        and count.isdecimal()
+        and len(count) < 10
+        and int(count) > 0,
         f"queries {name!r}",
         QUERY_SYNTAX,
         "write own, one or shared:3",
@@ -186,6 +192,31 @@ def _as_queries(values: Any, dim: int) -> np.ndarray:
     )
     require_finite("queries", array)
     return array
+
+
+def moderate(pairs: Pairs) -> Pairs:
+    """Refuse sizes whose fourth powers leave float64, before they end as zeros or infinities."""
+    _require_moderate("the queries", float(np.max(np.abs(pairs.queries))))
+    moderate_laws(pairs.laws)
+    return pairs
+
+
+def moderate_laws(laws: Sequence[AbstractLaw]) -> None:
+    """The same of the numbers that laws are made of: points, radii, covariances, ..."""
+    for number, law in enumerate(laws, 1):
+        for place, leaf in enumerate(jax.tree.leaves(law), 1):
+            values = np.abs(np.asarray(leaf))
+            size = float(values[np.isfinite(values)].max(initial=0.0))
+            _require_moderate(f"context {number}, array {place} of its law", size)
+
+
+def _require_moderate(name: str, size: float) -> None:
+    require(
+        size == 0 or 1 / _LARGEST_SIZE <= size <= _LARGEST_SIZE,
+        f"{name}: numbers of size {size:.3g}",
+        f"sizes from {1 / _LARGEST_SIZE:.0e} to {_LARGEST_SIZE:.0e}",
+        "choose other units: the verdict does not depend on them",
+    )
 
 
 def power_of_two(size: int, least: int = 1) -> int:
@@ -250,3 +281,31 @@ def with_tokens(law: Empirical, num: int) -> Empirical:
     log_weights = np.concatenate([np.asarray(law.log_weights), np.full(missing, -np.inf)])
     replaced = (jnp.asarray(points), jnp.asarray(log_weights))
     return eqx.tree_at(lambda one: (one.points, one.log_weights), law, replaced)
+
+
+class Sizes(NamedTuple):
+    """What rounding errors of a law's CGF scale with.
+
+    ``reach``: size of the numbers that an evaluation adds up, their means included; ``spread``: of
+    their distances from the means. Root mean squares; of composed laws those of the parts, so that
+    what cancels between them is not forgotten. Reference: our choice, docs/theory.md 3.8.
+    """
+
+    reach: float
+    spread: float
+
+
+def sizes_of(law: AbstractLaw) -> Sizes:
+    """`Sizes` of a law, through all its parts."""
+    if isinstance(law, AffineImage):
+        inner, stretch = sizes_of(law.law), float(np.linalg.norm(np.asarray(law.matrix)))
+        shift = float(np.linalg.norm(np.asarray(law.shift)))
+        return Sizes(stretch * inner.reach + shift, stretch * inner.spread)
+    if isinstance(law, Convolution | Product):
+        parts = [sizes_of(one) for one in law.laws]
+        spread = float(np.linalg.norm([one.spread for one in parts]))
+        return Sizes(sum(one.reach for one in parts), spread)
+    zero = np.zeros(law.dim)
+    mean, variance = evaluate(law, zero, 1), float(np.trace(evaluate(law, zero, 2)))
+    spread = float(np.sqrt(max(variance, 0.0)))
+    return Sizes(float(np.hypot(np.linalg.norm(mean), spread)), spread)

@@ -13,13 +13,13 @@ from meanfield.fields.base import AbstractField
 from meanfield.laws import EntrywiseGaussian, UniformBall
 from meanfield.ntk.injectivity import Prediction, predicted_nullity, reasons
 from meanfield.ntk.kernel import checked_particles, factor
-from meanfield.ntk.pairs import Pairs, evaluate, pairs_of
+from meanfield.ntk.pairs import Pairs, evaluate, moderate, pairs_of
 from meanfield.ntk.spectra import Spectrum, decide_rank, spectrum
 
 VERDICTS = ("positive", "not positive", "undecided")
+_LARGEST_HEADS = 2**28  # numbers: 2 GiB
 _INSIDE = 0.9  # of the domain's radius: where a law is finite on a ball only
 _SCORE = 2.0  # s R |x|: the head scale at which few contexts are best told apart
-_LARGEST = 1e70  # of tokens and queries, and one over it the smallest: K holds fourth powers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,15 @@ def draw_heads(
     dim = pairs.dim
     num_heads = max(64, -(-2 * pairs.num_pairs // dim)) if num_heads is None else num_heads
     require_positive_integer("num_heads", num_heads)
+    if head_dim is not None:
+        require_positive_integer("head_dim", head_dim)
+    numbers = num_heads * (head_dim or dim) * dim
+    require(
+        numbers <= _LARGEST_HEADS,
+        f"{num_heads} heads of dimension {head_dim or dim} in d = {dim}: {numbers:.3g} numbers",
+        f"at most {_LARGEST_HEADS}",
+        "take fewer heads or a smaller head dimension",
+    )
     require(
         isinstance(seed, int | np.integer) and 0 <= seed < 2**63,
         f"seed {seed!r}",
@@ -118,24 +127,6 @@ def draw_heads(
     particles = kind(**scales, V=0.0)(key, shapes, num_heads)
     values = EntrywiseGaussian(1 / math.sqrt(dim))(key, {"V": shapes.V}, num_heads)["V"]
     return Heads(field, particles._replace(V=values), None, num_heads, scale, law)
-
-
-def _moderate(pairs: Pairs) -> Pairs:
-    """Refuse sizes whose fourth powers leave float64, before they end as zeros or infinities."""
-    sizes = {"the queries": float(np.max(np.abs(pairs.queries)))}
-    for number, law in enumerate(pairs.laws, 1):
-        for place, leaf in enumerate(jax.tree.leaves(law)):  # points, radii, covariances, ...
-            values = np.abs(np.asarray(leaf))
-            size = float(values[np.isfinite(values)].max(initial=0.0))
-            sizes[f"context {number}, array {place + 1} of its law"] = size
-    for name, size in sizes.items():
-        require(
-            size == 0 or 1 / _LARGEST <= size <= _LARGEST,
-            f"{name}: numbers of size {size:.3g}",
-            f"sizes from {1 / _LARGEST:.0e} to {_LARGEST:.0e}",
-            "choose other units: the verdict does not depend on them",
-        )
-    return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +172,9 @@ class PositivityReport:
 
     @property
     def gap(self) -> float:
-        """Smallest kept over largest dropped singular value."""
-        return self.spectrum.gap
+        """Smallest kept over largest dropped singular value: the worse of numbers and theory."""
+        theory = float("inf") if self.prediction is None else self.prediction.gap
+        return min(self.spectrum.gap, theory)
 
     def as_json(self) -> dict[str, Any]:
         """Plain numbers and strings; what is not finite becomes None."""
@@ -217,7 +209,7 @@ class PositivityReport:
         ranged = f" (95% over heads: {low:.3g} to {high:.3g})" if math.isfinite(high) else ""
         lines = [
             f"{self.verdict}: the {_PART_WORDS.get(self.part, self.part + '-part')} of the tangent"
-            f" kernel at {pairs.num_pairs} pairs",
+            f" kernel at {pairs.num_pairs} pair{'s' if pairs.num_pairs > 1 else ''}",
             f"  contexts    {len(pairs.laws)} in d = {pairs.dim}",
             f"  heads       {heads.num_heads}: {heads.law}",
             f"  nullity     {self.nullity:g} by numbers"
@@ -268,7 +260,7 @@ def check(
     Raises: `MeanfieldError` on bad input, `DomainError` where heads leave a law's domain.
     Cost: O(M P n d + M d P^2). Reference: reconstruction, docs/theory.md 3.1, 3.2 and 3.8.
     """
-    pairs = _moderate(pairs_of(contexts, queries, seed=seed))
+    pairs = moderate(pairs_of(contexts, queries, seed=seed))
     if particles is None:
         require(
             field is None,
@@ -296,6 +288,12 @@ def check(
     if not found.decided:
         verdict = "undecided"
         said.append(_no_gap(found))
+    elif not prediction.decided:
+        verdict = "undecided"
+        said.append(
+            f"theory's own decisions have a gap of {prediction.gap:.3g} only: functions or lines of"
+            " queries are nearly dependent"
+        )
     elif nullity == predicted:
         verdict = "not positive" if nullity else "positive"
     else:
@@ -424,9 +422,11 @@ class Suggestion:
             mark = "  <-" if scale == self.best_scale else ""
             rows.append(f"  {scale:<18.4g}{cells}{mark}")
         best = (
-            f"  best: scale {self.best_scale:.4g} with {self.best_heads} heads (90% of the"
-            " lambda_min of the whole budget)"
+            f"  best: scale {self.best_scale:.4g}; {self.best_heads} heads keep at least 90% of the"
+            f" lambda_min of {self.head_counts[-1]}"
         )
+        if self.best_scale in (self.scales[0], self.scales[-1]) and len(self.scales) > 1:
+            best += "; at the end of the scales tried, so a still better one may lie beyond"
         return "\n".join(
             ["lambda_min of the V-part (- = singular to rounding)", header, *rows, best]
         )
@@ -464,7 +464,7 @@ def suggest(
     Cost: ``num_scales`` factors of ``max_heads`` heads.
     Reference: our choice, docs/theory.md 3.8.
     """
-    pairs = _moderate(pairs_of(contexts, queries, seed=seed))
+    pairs = moderate(pairs_of(contexts, queries, seed=seed))
     needed = -(-pairs.num_pairs // pairs.dim)
     most = 4 * max(64, 2 * needed) if max_heads is None else max_heads
     require_positive_integer("max_heads", most)
@@ -483,7 +483,7 @@ def suggest(
             if len(part) < pairs.num_pairs:
                 continue
             values = np.linalg.svd(part, compute_uv=False)
-            if decide_rank(values, whole.noise)[0] == 0:
+            if decide_rank(values, float(np.linalg.norm(whole.noise)))[0] == 0:
                 table[row, column] = values[-1] ** 2
     require(
         np.isfinite(table[:, -1]).any(),

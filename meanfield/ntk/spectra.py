@@ -28,7 +28,8 @@ class Spectrum:
         noise: rounding level of the singular values.
         gap: smallest kept over largest dropped singular value (over the noise, where that is
             larger or none is dropped).
-        interval: 95% Monte-Carlo interval of lambda_min of infinitely many heads of the same law.
+        interval: 95% Monte-Carlo interval of lambda_min of infinitely many heads of the same law;
+            its upper end is infinite where there are too few heads to say.
         intervals: the same for every eigenvalue, ``[columns, 2]``, or None where none was computed.
     """
 
@@ -112,10 +113,11 @@ def spectrum(factor: Factor, *, weights: Any = None, interval: bool = True) -> S
     Raises: `MeanfieldError` on weights that are negative, not finite, or of another number.
     Cost: O(rows P^2). Reference: our choice, docs/theory.md 3.8.
     """
-    matrix, noise = factor.matrix, factor.noise
+    matrix, roots = factor.matrix, None
+    num_columns = matrix.shape[1]
     if weights is not None:
         weights = np.asarray(weights, dtype=np.float64)
-        num_pairs = matrix.shape[1] // factor.copies
+        num_pairs = num_columns // factor.copies
         require(
             weights.shape == (num_pairs,),
             f"weights has shape {weights.shape}",
@@ -124,22 +126,29 @@ def spectrum(factor: Factor, *, weights: Any = None, interval: bool = True) -> S
         )
         require_finite("weights", weights)
         require(
-            weights.min() >= 0,
-            f"weights holds the negative entry {weights.min()}",
-            "weights of at least 0",
-            "pass loss weights over N",
+            weights.min() > 0,
+            f"weights holds the entry {weights.min()}",
+            "positive weights",
+            "leave pairs without weight out of the factor",
         )
-        matrix = matrix * np.sqrt(np.repeat(weights, factor.copies))
-        noise *= float(np.sqrt(weights.max()))
-    num_columns = matrix.shape[1]
-    reduced = matrix if len(matrix) <= num_columns else np.linalg.qr(matrix, mode="r")
+        roots = np.sqrt(np.repeat(weights, factor.copies))
+    reduced: Any = matrix if len(matrix) <= num_columns else np.linalg.qr(matrix, mode="r")
     _, values, vectors = np.linalg.svd(reduced, full_matrices=True)
-    values = np.pad(values, (0, num_columns - len(values)))
+    values, noise = _padded(values, num_columns), float(np.linalg.norm(factor.noise))
     nullity, gap = decide_rank(values, noise)
+    if roots is not None:  # the rank is that of F: positive weights do not change it
+        _, values, vectors = np.linalg.svd(reduced * roots, full_matrices=True)
+        values = _padded(values, num_columns)
+        noise = float(np.linalg.norm(factor.noise * roots))
     intervals = None
     if interval and num_columns <= _LARGEST_RESAMPLED:
-        intervals = _jackknife(matrix, factor.weights, values**2, noise)
+        whole = matrix if roots is None else matrix * roots
+        intervals = _jackknife(whole, factor.weights, values**2, noise, nullity)
     return Spectrum(values, vectors, nullity, noise, gap, factor.copies, intervals)
+
+
+def _padded(values: np.ndarray, num: int) -> np.ndarray:
+    return np.pad(values, (0, num - len(values)))
 
 
 def decide_rank(values: np.ndarray, noise: float) -> tuple[int, float]:
@@ -155,17 +164,17 @@ def decide_rank(values: np.ndarray, noise: float) -> tuple[int, float]:
 
 
 def _jackknife(
-    matrix: np.ndarray, weights: np.ndarray, eigenvalues: np.ndarray, noise: float
+    matrix: np.ndarray, weights: np.ndarray, eigenvalues: np.ndarray, noise: float, nullity: int
 ) -> np.ndarray:
     """Intervals of all eigenvalues by groups of heads, ``[columns, 2]``; see `spectrum`."""
     num_heads, num_columns = len(weights), matrix.shape[1]
     floor = max((DROPPED * noise) ** 2, float(np.finfo(float).tiny))
-    bounds = np.array([np.zeros(num_columns), np.full(num_columns, np.sum(eigenvalues))]).T
+    bounds = np.array([np.zeros(num_columns), np.full(num_columns, np.inf)]).T
     groups = min(NUM_GROUPS, num_heads)
     edges = np.linspace(0, num_heads, groups + 1).astype(int)
     shares = np.array([weights[a:b].sum() for a, b in zip(edges, edges[1:], strict=False)])
     if groups < 4 or shares.max() > 0.5 or shares.min() <= 0:
-        return bounds  # too few heads to say more than 0 <= lambda <= trace
+        return bounds  # too few heads to say anything
     rows = len(matrix) // num_heads
     parts = [matrix[low * rows : high * rows] for low, high in zip(edges, edges[1:], strict=False)]
     triangle: Any = lambda rows: np.linalg.qr(rows, mode="r")  # noqa: E731
@@ -179,7 +188,7 @@ def _jackknife(
     for number, part in enumerate(parts):
         without = np.concatenate([before[number], after[groups - 1 - number]])
         _, values, vectors = np.linalg.svd(without, full_matrices=True)
-        values = np.pad(values, (0, num_columns - len(values)))
+        values = _padded(values, num_columns)
         logs[number] = np.log(np.maximum(values**2 / (1 - shares[number]), floor))
         fresh[number] = np.sum((part @ vectors.T) ** 2, axis=0) / shares[number]
     whole = np.log(np.maximum(eigenvalues, floor))
@@ -190,7 +199,9 @@ def _jackknife(
     with np.errstate(over="ignore"):
         low = np.minimum(np.exp(whole - reach * error), unseen)
         high = np.maximum(np.exp(whole + reach * error), unseen + reach * spread)
-    is_zero = eigenvalues <= floor
-    low = np.where(is_zero, 0.0, low)
-    high = np.where(is_zero, floor, np.minimum(high, np.sum(eigenvalues)))
+    # What is null for as many heads as the rank is null for all (docs/theory.md 3.2); what is null
+    # for fewer may only lack heads.
+    is_null = np.arange(num_columns) >= num_columns - nullity
+    low = np.where(is_null, 0.0, low)
+    high = np.where(is_null, floor if num_heads >= num_columns - nullity else np.inf, high)
     return np.stack([np.minimum(low, high), high], axis=1)

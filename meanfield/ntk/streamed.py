@@ -231,7 +231,8 @@ def smallest_eigenvalue(
     """
     products = streamed_kernel(field, particles, pairs, log_weights=log_weights)
     whole = factor(field, particles, pairs, log_weights=log_weights)
-    matrix, noise, num_pairs = whole.matrix, whole.noise, pairs.num_pairs
+    matrix, num_pairs = whole.matrix, pairs.num_pairs
+    noise = float(np.linalg.norm(whole.noise))
     rows = len(matrix)
     if rows < num_pairs:  # fewer features than pairs: singular, whatever the heads
         return Smallest(0.0, np.zeros(num_pairs), 0.0, 0.0, True)

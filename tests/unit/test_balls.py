@@ -4,6 +4,7 @@ import decimal
 import json
 import math
 from decimal import Decimal
+from fractions import Fraction
 
 import flint
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import meanfield as mf
 from meanfield import MeanfieldError
 from meanfield.laws import AbstractLaw, AffineImage, Convolution, Laplace, Product
 from meanfield.ntk import _balls
+from meanfield.ntk._proofs import _float_below
 from meanfield.ntk.pairs import evaluate
 
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])
@@ -244,3 +246,21 @@ class TestRefusals:
         again = _balls.law_from_data(_balls.law_to_data(law))
         assert isinstance(again, mf.Empirical)
         assert (np.asarray(again.log_weights) == np.asarray(law.log_weights)).all()
+
+
+def test_bounds_are_rounded_down_in_both_of_their_roundings():
+    """Nine decimals below the ball, then a float64 number below the decimals."""
+    generator = np.random.default_rng(0)
+    raised = 0
+    with _balls.precision(128):
+        for value in generator.uniform(1e-9, 1.0, 300):
+            text = f"{value:.9g}"
+            whole = Fraction(text)
+            exact = flint.arb(whole.numerator) / whole.denominator
+            for ball in (flint.arb(float(text)), exact):
+                below = _float_below(ball)
+                assert below is not None
+                assert not flint.arb(below) > ball.lower()
+                assert below >= value * (1 - 3e-8)
+            raised += bool(flint.arb(float(text)) > exact.upper())
+    assert raised > 50  # float64 numbers above their decimals: the second rounding is needed

@@ -262,7 +262,7 @@ def test_reasons_in_words():
         "context 2 is context 1 shifted by (0.3, -0.2)"
     ]
     assert told([one, cloud(first + SHIFT)], x) == []
-    assert told([one, two, one], three) == ["context 3 is a duplicate of context 1"]
+    assert told([one, two, one], three) == ["context 3 is a duplicate of context 1 (to rounding)"]
     opposite = np.concatenate([x, -x])
     both = "along the line of queries 1 and 2"
     assert told([one, cloud(-first)], opposite) == [
@@ -278,13 +278,22 @@ def test_reasons_in_words():
         "context 2 is context 1 dilated by 1.7 along the line of query 1 of context 1 and query 1 "
         "of context 2"
     ]
-    assert told([cloud(first[:1]), one], three) == ["context 1 is a single point (Dirac)"]
+    assert told([cloud(first[:1]), one], three) == [
+        "context 1 is a single point (Dirac): whatever the query, heads see the atom, and what "
+        "they see spans 1 dimension only"
+    ]
+    assert told([cloud(np.zeros((1, 2))), one], three[:1]) == [
+        "context 1 is a single point (Dirac): whatever the query, heads see the atom, and the atom "
+        "is 0"
+    ]
     assert told([cloud(row[None]) for row in first], [three[:1]] * 4) == [
-        "contexts 1, 2, 3 and 4 are single points (Diracs)"
+        "contexts 1, 2, 3 and 4 are single points (Diracs): whatever the query, heads see the "
+        "atom, and what they see spans 2 dimensions only"
     ]
     assert told(gaussians(2, 2), three) == [
-        "contexts 1 and 2 are Gaussian: quadratic cumulant generating functions span at most "
-        "d(d+1)/2 = 3 dimensions, times at most d = 2 for the queries"
+        "contexts 1 and 2 are Gaussian: a quadratic cumulant generating function shows heads no "
+        "more than mean and covariance times query, and those are dependent here (covariances span "
+        "at most d(d+1)/2 = 3 dimensions, queries at most d = 2)"
     ]
     assert told([one, two, mf.Convolution([one, two])], three) == [
         "context 3 is the convolution of contexts 1 and 2"

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import meanfield as mf
 from meanfield import ntk
@@ -87,13 +88,18 @@ def test_another_field_gets_its_factor_by_jacobians(part):
     expected = gram_by_jacobian(field, heads, contexts, pairs, leaves)
     found = ntk.gram(ntk.factor(field, heads, pairs, part=part))
     assert np.max(np.abs(found - expected)) <= 1e-12 * np.max(np.abs(expected))
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), heads)
+    masses = np.log([2.0, 1.0, 1.0, 1.0, 1.0, 1.0]) - 1000  # normalised by factor
+    weighted = ntk.factor(field, heads, pairs, part=part, log_weights=masses)
+    repeated = ntk.gram(ntk.factor(field, twice, pairs, part=part))
+    np.testing.assert_allclose(ntk.gram(weighted), repeated, rtol=1e-12, atol=1e-15)
 
 
 def test_unequal_masses_of_heads_weigh_their_features():
     field, heads = FIELDS["av"], heads_of(FIELDS["av"], num=3)
     pairs = ntk.pairs_of(clouds(5), np.eye(2))
     twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf[:1]]), heads)
-    weighted = ntk.factor(field, heads, pairs, log_weights=np.log([2.0, 1.0, 1.0]))
+    weighted = ntk.factor(field, heads, pairs, log_weights=np.log([2.0, 1.0, 1.0]) - 1000)
     repeated = ntk.factor(field, twice, pairs)
     np.testing.assert_allclose(ntk.gram(weighted), ntk.gram(repeated), rtol=1e-13)
     with pytest.raises(AssertionError):
@@ -165,9 +171,62 @@ def test_ranks_are_decided_by_the_gap():
     assert nullity == 0
     assert gap == pytest.approx(1e3)
     assert decide_rank(np.array([1.0, 5e-14, 2e-14]), 1e-16)[1] < 1e3
+    assert decide_rank(np.array([1.0, 2e-14]), 1e-16) == (1, pytest.approx(5e13))
+    assert decide_rank(np.array([1.0, 3e-14]), 1e-16)[0] == 0
     zeros, gap = decide_rank(np.array([1e-17, 0.0]), 1e-16)
     assert zeros == 2
     assert gap >= 1e3
+
+
+def test_a_gap_of_a_thousand_decides_and_no_less():
+    factor = ntk.factor(FIELDS["av"], heads_of(FIELDS["av"], num=30), ntk.pairs_of(clouds(4)))
+    for dropped, decided in ((1e-4, True), (1e-2, False)):
+        values = np.array([1.0, 1.0, 1.0, dropped])
+        level = np.full(4, dropped / 256)  # dropped: less than 256 times the joint level
+        found = ntk.spectrum(factor._replace(matrix=np.diag(values), noise=level), interval=False)
+        assert found.nullity == 1
+        assert found.decided == decided
+
+
+def test_rounding_level_follows_what_errors_are_made_of():
+    """Scores, units and the field's scale enter as derived in 3.8."""
+    pairs = ntk.pairs_of(clouds(5), np.eye(2))
+    heads = heads_of(FIELDS["av"], num=40)
+
+    def level(part, *, scale=1.0, a=1.0):
+        field = mf.SoftmaxAttention("av", scale=scale)
+        factor = ntk.factor(field, heads._replace(A=a * heads.A), pairs, part=part)
+        return np.linalg.norm(factor.noise)
+
+    assert level("V", a=100.0) > 30 * level("V")  # errors of scores grow with them
+    assert level("A", scale=3.0) == pytest.approx(3 * level("A", a=3.0), rel=1e-12)
+
+
+def test_the_interval_is_what_its_description_says():
+    """By explicit Gram matrices of 16 groups of heads, on the interval's own terms."""
+    pairs = ntk.pairs_of(clouds(5, 4), "shared:2")
+    num, groups = 64, 16
+    factor = ntk.factor(FIELDS["av"], heads_of(FIELDS["av"], num=num), pairs)
+    found = ntk.spectrum(factor).intervals
+    rows = factor.matrix.reshape(groups, -1, pairs.num_pairs)
+    grams = groups * np.einsum("gra,grb->gab", rows, rows)
+    logs, fresh = [], []
+    for g in range(groups):
+        values, vectors = np.linalg.eigh(np.delete(grams, g, axis=0).mean(axis=0))
+        logs.append(np.log(values))
+        fresh.append(np.einsum("ak,ab,bk->k", vectors, grams[g], vectors))
+    reach = stats.t.ppf(0.975, groups - 1)
+    error = np.sqrt((groups - 1) * np.var(logs, axis=0))
+    unseen, spread = np.mean(fresh, axis=0), np.std(fresh, axis=0, ddof=1) / np.sqrt(groups)
+    whole = np.log(np.linalg.eigvalsh(grams.mean(axis=0)))
+    low = np.minimum(np.exp(whole - reach * error), unseen)
+    high = np.maximum(np.exp(whole + reach * error), unseen + reach * spread)
+    assert found is not None
+    np.testing.assert_allclose(found[::-1, 0], low, rtol=1e-8)
+    np.testing.assert_allclose(found[::-1, 1], high, rtol=1e-8)
+    one_counts = np.where(np.arange(num) == 0, 0.0, -10.0)
+    heavy = ntk.factor(FIELDS["av"], heads_of(FIELDS["av"], num=num), pairs, log_weights=one_counts)
+    assert ntk.spectrum(heavy).interval == (0.0, np.inf)
 
 
 def test_weights_scale_the_spectrum():
@@ -175,6 +234,8 @@ def test_weights_scale_the_spectrum():
     generator = np.random.default_rng(0)
     weights = generator.uniform(0.1, 2.0, size=factor.matrix.shape[1])
     found = ntk.spectrum(factor, weights=weights)
+    uneven = np.where(np.arange(len(weights)) == 0, 1e-24, 1.0)
+    assert ntk.spectrum(factor, weights=uneven).nullity == 0  # a rank that weights do not change
     roots = np.sqrt(weights)
     expected = np.linalg.eigvalsh(roots[:, None] * ntk.gram(factor) * roots)[::-1]
     np.testing.assert_allclose(found.eigenvalues, expected, rtol=1e-9, atol=1e-15)
@@ -196,7 +257,63 @@ def test_the_interval_over_heads_covers_the_limit():
     assert inside >= 50  # 95% nominal; 83% is three standard errors below
     assert np.median(halves) <= 1.0  # and not by being wide
     few = attention_heads(np.ones((2, 2, 2)))
-    assert ntk.spectrum(ntk.factor(field, few, pairs)).interval[0] == 0.0
+    assert ntk.spectrum(ntk.factor(field, few, pairs)).interval == (0.0, np.inf)
+
+
+def test_every_eigenvalue_has_an_interval_that_is_not_cut_by_its_own_trace():
+    """One pair: lambda is a mean over heads, and half of all samples lie below its limit."""
+    law = mf.Gaussian([0.0, 0.0], [[1.0, 0.3], [0.3, 0.5]])
+    pairs = ntk.pairs_of([law], np.array([[1.0, 0.2]]))
+    exact = ntk.gaussian_kernel(pairs, scale=1.0)[0, 0]
+    field, inside, above = mf.SoftmaxAttention("av"), 0, 0
+    for seed in range(60):
+        heads = attention_heads(np.random.default_rng(seed).normal(size=(64, 2, 2)))
+        low, high = ntk.spectrum(ntk.factor(field, heads, pairs)).interval
+        inside += low <= exact <= high
+        above += high < exact
+    assert inside >= 50
+    assert above <= 8
+
+
+def test_null_directions_of_few_heads_say_nothing_about_many():
+    contexts = clouds(4, 5, 6)
+    pairs = ntk.pairs_of(contexts, "shared:3")
+    few = ntk.check(pairs, num_heads=4)
+    assert few.spectrum.nullity == 1
+    assert few.interval == (0.0, np.inf)
+    doubled = ntk.pairs_of([contexts[0], contexts[0]], "one")
+    assert ntk.check(doubled).interval[1] < 1e-20  # null for any heads
+
+
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e6])
+def test_far_clouds_are_told_apart(far):
+    contexts = [mf.TokenMeasure(one.points + far) for one in clouds(5, 5, 5)]
+    report = ntk.check(contexts, "shared:3", interval=False)
+    assert (report.verdict, report.nullity) == ("positive", 0)
+
+
+def test_what_cancels_in_a_composed_law_counts_as_rounding():
+    """The same cloud, as itself and as the image of a cloud of size B: never called independent."""
+    points = np.array([[0.5, -1.0], [1.25, 0.25], [-0.75, 1.0], [0.0, -0.125]])
+    matrix = np.array([[1.0, 0.0, -1.0], [0.0, 1.0, -1.0]])
+    for exponent in (10, 14, 20, 24):
+        large = np.array([3.0, -5.0, 7.0, 16.0]) * 2.0 ** (exponent - 4)
+        inner = np.stack([points[:, 0] + large, points[:, 1] + large, large], axis=1)
+        image = mf.AffineImage(mf.Empirical(mf.TokenMeasure(inner)), matrix)
+        report = ntk.check([mf.TokenMeasure(points), image], "shared:3", interval=False)
+        assert report.verdict == ("not positive" if exponent < 16 else "undecided")
+        assert report.predicted_nullity == 3
+
+
+def test_heads_that_nearly_annihilate_a_query_leave_larger_errors():
+    """z = A^T x cancels: its error is that of |A| |x|, and a dilation stays a dilation."""
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=(64, 2, 2))
+    scores += 1e8 * np.array([-0.5, 1.0])[None, :, None] * generator.normal(size=(64, 1, 2))
+    x = np.array([[1.0, 0.5]])
+    pairs = ntk.pairs_of([mf.Cube(0.5, 2), mf.Cube(1.5, 2)], [x, x / 3])
+    report = ntk.check(pairs, particles=attention_heads(scores))
+    assert (report.verdict, report.nullity) == ("not positive", 1)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +365,19 @@ def test_smallest_eigenvalue_equals_the_dense_one(mixed):
     assert abs(abs(found.vector @ dense.vectors[-1]) - 1) <= 1e-6
     assert found.decided
     assert found.residual <= 1e-6
-    assert found.standard_error > 0
+    rows = ntk.factor(FIELDS["av"], heads, mixed).matrix @ found.vector
+    shares = 60 * np.sum(rows.reshape(60, -1) ** 2, axis=1)
+    assert found.standard_error == pytest.approx(shares.std(ddof=1) / np.sqrt(60))
+
+
+def test_an_eigenpair_that_products_do_not_confirm_is_undecided(mixed, monkeypatch):
+    import meanfield.ntk.streamed as room
+
+    right = room._apply
+    monkeypatch.setattr(room, "_apply", lambda kernel, v: 1.01 * right(kernel, v))
+    found = ntk.smallest_eigenvalue(FIELDS["av"], heads_of(FIELDS["av"], num=60), mixed)
+    assert found.residual > 1e-3
+    assert not found.decided
 
 
 def test_smallest_eigenvalue_of_a_singular_kernel_is_not_a_number_above_zero(mixed):
@@ -295,6 +424,9 @@ def test_bad_factors_are_refused():
         ntk.factor(FIELDS["av"], heads_of(FIELDS["av"], dim=3), pairs)
     with pytest.raises(mf.MeanfieldError, match="finite"):
         ntk.factor(FIELDS["av"], heads._replace(A=np.full((7, 2, 2), np.nan)), pairs)
+    for logs in (np.full(7, np.nan), np.full(7, -np.inf), np.full(7, np.inf)):
+        with pytest.raises(mf.MeanfieldError, match="log_weights"):
+            ntk.factor(FIELDS["av"], heads, pairs, log_weights=logs)
     huge = ntk.pairs_of([mf.TokenMeasure(np.array([[1e200, 0.0], [0.0, 1e200]]))], np.eye(2))
     with pytest.raises(mf.NonFiniteError):
         ntk.factor(FIELDS["av"], heads, huge, part="A")

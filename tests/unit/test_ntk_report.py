@@ -53,6 +53,11 @@ def test_default_heads_follow_the_problem():
     scores = np.einsum("mrp,mrq->mpq", thin.particles.Q, thin.particles.K)
     assert scores.std() == pytest.approx(heads.scale, rel=0.05)
     assert np.all(np.linalg.matrix_rank(scores[:50]) == 1)
+    wide = ntk.draw_heads(pairs, num_heads=4000, head_dim=4)
+    scores = np.einsum("mrp,mrq->mpq", wide.particles.Q, wide.particles.K)
+    assert scores.std() == pytest.approx(heads.scale, rel=0.05)
+    with pytest.raises(mf.MeanfieldError, match="at most"):
+        ntk.draw_heads(pairs, head_dim=10**8)
 
 
 def test_default_heads_do_not_depend_on_the_units():
@@ -121,6 +126,23 @@ def test_own_particles_and_other_fields():
     assert same.predicted_nullity is None
     assert (same.verdict, same.nullity) == ("not positive", 2)
     assert "query 1 of context 2 has the features of query 1 of context 1" in same.reasons
+    verdicts = []
+    for gap in 10.0 ** np.arange(-14.0, -9.0, 0.25):  # of two queries: rounding, doubt, difference
+        close = np.array([[1.0, 0.5], [1.0, 0.5 + gap]])
+        verdicts.append(
+            ntk.check(
+                [cloud(CLOUD)],
+                close,
+                field=mf.Perceptron(),
+                particles=neurons,
+                part="full",
+                interval=False,
+            ).verdict
+        )
+    assert list(dict.fromkeys(verdicts)) == ["not positive", "undecided", "positive"]
+    angle = ntk.check([cloud(CLOUD), cloud(CLOUD + 0.5)], [[1.0, 0.5], [2.0, 1.0 + 1e-13]])
+    assert angle.verdict == "undecided"  # on one line or not? theory cannot tell
+    assert angle.gap < 1e3
     with pytest.raises(mf.MeanfieldError, match="particles"):
         ntk.check([cloud(CLOUD)], np.eye(2), field=mf.Perceptron())
     with pytest.raises(mf.MeanfieldError, match="drop one"):

@@ -10,7 +10,7 @@ import numpy as np
 from meanfield._checks import NonFiniteError
 from meanfield._typing import Array, Bool
 from meanfield.laws import AbstractLaw, Empirical
-from meanfield.ntk.pairs import evaluate, power_of_two, with_tokens
+from meanfield.ntk.pairs import evaluate, power_of_two, sizes_of, with_tokens
 
 EPS = float(np.finfo(np.float64).eps)
 # Distance of the points from 0 in units of one over the standard deviation: below, every CGF is
@@ -26,7 +26,7 @@ class LawFacts(NamedTuple):
     """A law without its mean, and the moments that scale the decisions.
 
     ``rounding`` is the size of the rounding errors in its tokens: far from the origin those of
-    the mean count, not those of the spread.
+    the mean count, not those of the spread, and in composed laws those of the parts.
     """
 
     centred: AbstractLaw
@@ -78,15 +78,15 @@ def law_facts(law: AbstractLaw) -> LawFacts:
             "take smaller tokens",
         )
     spread = float(np.sqrt(max(np.trace(covariance), 0.0)))
-    length = float(np.linalg.norm(mean))
-    if spread <= _POINT_MASS * EPS * length:
+    rounding = EPS * sizes_of(law).reach
+    if spread <= _POINT_MASS * rounding:
         spread, covariance = 0.0, np.zeros_like(covariance)
     return LawFacts(
         centred,
         mean,
         covariance,
         spread,
-        EPS * (length + spread),
+        rounding,
         spread == 0 or law.has_bounded_support,
         law.domain_radius() == float("inf"),
     )

@@ -53,13 +53,23 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
     dim = pairs.dim
     if points:
         what = "a single point (Dirac)" if len(set(points)) == 1 else "single points (Diracs)"
-        sentences.append(f"{_contexts(points)} {_are(points)} {what}")
-    if gaussians:
-        what = "Gaussian" if len(set(gaussians)) > 1 else "a Gaussian"
         sentences.append(
-            f"{_contexts(gaussians)} {_are(gaussians)} {what}: quadratic cumulant generating "
-            f"functions span at most d(d+1)/2 = {dim * (dim + 1) // 2} dimensions, times at most "
-            f"d = {dim} for the queries"
+            f"{_contexts(points)} {_are(points)} {what}: whatever the query, heads see the atom, "
+            f"and {_atoms(prediction, points)}"
+        )
+    if gaussians:
+        quadratic = [
+            int(pairs.index[line.pairs[np.flatnonzero(relation.coefficients)[0]]])
+            for line in prediction.lines
+            for relation in line.relations
+            if relation.quadratic.any() and np.count_nonzero(relation.coefficients) == 1
+        ]
+        what = "Gaussian" if len(set(quadratic)) > 1 else "a Gaussian"
+        sentences.append(
+            f"{_contexts(quadratic)} {_are(quadratic)} {what}: a quadratic cumulant generating "
+            "function shows heads no more than mean and covariance times query, and those are "
+            f"dependent here (covariances span at most d(d+1)/2 = {dim * (dim + 1) // 2} "
+            f"dimensions, queries at most d = {dim})"
         )
     if at_zero:
         sentences.append(
@@ -70,6 +80,20 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
         each = "M d" if span == dim else f"M times the dimension {span} of all tokens"
         sentences.append(f"too few heads: {each} = {num_heads * span} < P = {pairs.num_pairs}")
     return list(dict.fromkeys(sentences))
+
+
+def _atoms(prediction: Prediction, points: list[int]) -> str:
+    """What the atoms of single points span, in words."""
+    atoms = [
+        relation.linear
+        for line in prediction.lines
+        for relation in line.relations
+        if np.count_nonzero(relation.coefficients) == 1 and not relation.quadratic.any()
+    ]
+    rank = int(np.linalg.matrix_rank(np.array(atoms))) if atoms else 0
+    if rank == 0:
+        return "the atom is 0" if len(set(points)) == 1 else "the atoms are 0"
+    return f"what they see spans {rank} dimension{'s' if rank > 1 else ''} only"
 
 
 class _Names:
@@ -147,7 +171,7 @@ def _equation(context: int, parts: list[str], shift: np.ndarray, has_gaussian: b
     if len(parts) == 1:
         text = own + parts[0]
         if not shift.any() and not has_gaussian and parts[0].count(" ") == 1:
-            return own + f"a duplicate of {parts[0]}"
+            return own + f"a duplicate of {parts[0]} (to rounding)"
         joint = " shifted by " if parts[0].count(" ") == 1 else ", shifted by "
     else:
         if len(set(parts)) == 1:
