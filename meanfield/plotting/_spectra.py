@@ -10,6 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from meanfield._checks import require
 
+_ZEROS = "zeros"  # the group id of markers that stand for zeros
+
 
 def spectrum(
     ax: Axes,
@@ -27,8 +29,8 @@ def spectrum(
 
     ``interval [2, P]`` (lower and upper ends, in the order of ``values``) becomes error bars. A
     dashed line marks the threshold under which values count as zero. The ``num_zero`` smallest are
-    zero to rounding: open markers two decades under the rest, whatever their size. Returns the line
-    of the points that are not.
+    zero to rounding: open markers at the bottom of the axis, whatever their size (those of a second
+    spectrum above them). Returns the line of the points that are not.
     """
     values = np.asarray(values, float).ravel()
     order = np.argsort(values)[::-1]
@@ -55,20 +57,37 @@ def spectrum(
         low, high = np.maximum(ends[:, order[:kept]], floor)
         ax.vlines(index[:kept], low, high, color=shade, linewidth=0.9, alpha=0.6)
     if num_zero:
-        level = np.full(num_zero, (clipped.min() if kept else 1.0) / 100)
+        rows = sum(other.get_gid() == _ZEROS for other in ax.lines)
+        level = np.full(num_zero, 0.03 + 0.05 * rows)
         open_marker: dict[str, Any] = {
             "color": shade,
             "markerfacecolor": "white",
             "markersize": size,
+            "clip_on": False,
+            "transform": ax.get_xaxis_transform(),  # axis fractions: no place on a log scale is 0
+            "gid": _ZEROS,
         }
-        ax.plot(index[kept:], level, marker, label="zero to rounding", **open_marker)
+        label = "zero to rounding (not to scale)"
+        ax.plot(index[kept:], level, marker, label=f"_{label}" if rows else label, **open_marker)
+        low = clipped.min() if kept else 1.0
+        ax.update_datalim([(1.0, low / 30)], updatex=False)  # room between them and the rest
     if threshold is not None:
         ax.axhline(threshold, color=shade, linestyle=(0, (4, 3)), linewidth=0.8)
     ax.set_yscale("log")
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(_FromOne(6, integer=True))
     ax.set_xlabel("index")
     ax.set_ylabel("value")
     return line
+
+
+class _FromOne(MaxNLocator):
+    """Integer ticks that begin at 1: there is no eigenvalue 0."""
+
+    def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+        """1, 3, 5 or 1, 20, 40 where its parent has 0, 2, 4 and 0, 20, 40."""
+        ticks = np.asarray(super().tick_values(max(vmin, 0.0), vmax))
+        step = ticks[1] - ticks[0] if len(ticks) > 1 else 1
+        return ticks + 1 if 1 < step < 5 else np.unique(np.maximum(ticks, 1))
 
 
 def heat_strip(

@@ -249,12 +249,31 @@ def test_spectrum_carries_each_values_interval_to_its_place(ax):
     ax.cla()
     line = plotting.spectrum(ax, [0.0, 2.0, 1e-30], label="V", interval=np.ones((2, 3)), num_zero=2)
     drawn = [np.asarray(one.get_xydata()).tolist() for one in (line, ax.lines[1])]
-    assert drawn == [[[1, 2.0]], [[2, 0.02], [3, 0.02]]]
+    assert drawn == [[[1, 2.0]], [[2, 0.03], [3, 0.03]]]  # fractions of the axis: at its bottom
+    assert ax.lines[1].get_transform() == ax.get_xaxis_transform()
+    assert ax.get_ylim()[0] < 2.0 / 30
     assert len(ax.collections[0].get_segments()) == 1
+    plotting.spectrum(ax, [3.0, 0.0], label="A", num_zero=1)
+    assert np.asarray(ax.lines[3].get_ydata())[0] > 0.05  # beside the others, said once
+    assert [text.get_text() for text in ax.legend().get_texts()] == [
+        "V",
+        "zero to rounding (not to scale)",
+        "A",
+    ]
     with pytest.raises(mf.MeanfieldError, match="num_zero is 3 for 2"):
         plotting.spectrum(ax, [1.0, 2.0], label="V", num_zero=3)
     with pytest.raises(mf.MeanfieldError, match="lower and an upper end"):
         plotting.spectrum(ax, [1.0, 2.0], label="V", interval=[1.0, 2.0])
+
+
+@pytest.mark.parametrize(("num", "ticks"), [(6, [1, 2, 3, 4, 5, 6]), (9, [1, 3, 5, 7, 9])])
+def test_the_index_of_a_spectrum_begins_at_one(ax, num, ticks):
+    plotting.spectrum(ax, 0.5 ** np.arange(num), label="V")
+    low, high = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == ticks
+    ax.cla()
+    plotting.spectrum(ax, 0.9 ** np.arange(100), label="V")
+    assert ax.get_xticks().tolist()[:3] == [1, 20, 40]
 
 
 def test_null_directions_are_scaled_rows_over_the_pairs_of_each_context(ax):
