@@ -1,14 +1,15 @@
 """``meanfield ntk``: is the tangent kernel of given token distributions positive, and why not."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
-from meanfield._checks import require
+from meanfield._checks import MeanfieldError, require
 from meanfield._commands.flags import parse
 from meanfield._commands.problems import require_writable
 from meanfield._commands.run import RESULTS, free_folder
@@ -17,6 +18,7 @@ from meanfield.records import to_json
 CODE_OF_VERDICT = {"positive": 0, "not positive": 1, "undecided": 3}
 CODE_OF_STATUS = {"certified": 0, "refused": 1, "undecided": 3}
 SUFFIXES = (".npy", ".npz", ".csv")
+LAWS = ("cube", "laplace", "gaussian", "gmm")  # before jax is there; `parse_law` reads the rest
 PICTURES = (".png", ".pdf")
 LARGEST_FACTOR = 2**27  # float64 numbers of F, 1 GiB: its SVD needs some copies
 LARGEST_SIDE = 4096  # columns of F: a minute's SVD
@@ -29,10 +31,13 @@ class NtkOptions:
     LAW_OR_FILE, one or more: a law (cube:radius=1,dim=2[,center=0/0], laplace:cov=1/0.3/0.3/0.6,
     gaussian:mean=0/0,cov=..., gmm:theta=0.6/0.3,cov=..., gmm:FILE.npz) or a cloud (.npy, .npz or
     .csv; an array [N, n, d] gives N contexts). Contexts are numbered in this order, from 1.
-    Exit codes: 0 positive (and certified where asked), 1 not positive, 2 bad input, 3 undecided.
+    Exit codes: 0 positive, and certified where asked, or a certificate that holds; 1 not positive,
+    a refused certificate, or one that does not hold; 2 bad input; 3 undecided; 130 interrupted.
     """
 
-    contexts: tyro.conf.Positional[tuple[str, ...]] = ()
+    contexts: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="LAW_OR_FILE ...")
+    ] = ()
     """Laws and files of clouds."""
     queries: str = "shared:3"
     """own: each cloud's tokens; shared:K: K seeded queries for all; one: shared:1; or a file
@@ -40,9 +45,12 @@ class NtkOptions:
     heads: int | None = None
     """M. Without: max(64, 2P/d) for P pairs. With --suggest: the most heads to consider."""
     scale: float | None = None
-    """Standard deviation of the entries of A. Without: such that scores are about 2."""
+    """s: standard deviation of the Gaussian entries of A, also with --head-dim; where a law is
+    finite near 0 only (Laplace), A is uniform in the ball of radius s; perceptron: of the entries
+    of w. Without: such that scores are about 2, or 0.9 of the largest ball (our choice)."""
     head_dim: int | None = None
-    """k: heads A = Q^T K of rank k. Without: full A."""
+    """k: heads A = Q^T K of rank k; entries of A keep the variance s^2 (Laplace: Q and K uniform in
+    balls of radius sqrt(s)). Without: full A."""
     seed: int = 0
     """Seed of heads and shared queries."""
     part: Literal["V", "A", "full"] | None = None
@@ -52,20 +60,23 @@ class NtkOptions:
     certify: bool = False
     """Prove it in ball arithmetic and store the certificate."""
     kind: Literal["positivity", "independence"] | None = None
-    """What is proved: a lower bound of lambda_min for these heads (positivity, the default), or
-    that the cumulant generating functions are independent modulo affine functions (modulo
-    constants where every context has one and the same query)."""
+    """What is proved: a lower bound of lambda_min of the V-part for these heads (positivity, the
+    default), or that the contexts' cumulant generating functions are linearly independent."""
+    modulo: Literal["affine", "constants", "quadratic"] | None = None
+    """With --kind independence: modulo which functions. Without, what suffices for a positive
+    kernel at shared queries: constants for one and the same query; else affine where every support
+    is bounded (cubes, clouds), quadratic where one is not."""
     out: Path | None = None
     """The certificate's .json file; an existing one is replaced. Without: results/ntk, numbered
     if that is taken."""
     suggest: bool = False
-    """Head scales and numbers of heads with their lambda_min, and the best of them."""
+    """Head scales and numbers of heads with lambda_min of the V-part, and the best of them."""
     picture: Path | None = None
     """Draw the spectrum, and null directions if there are any, to this .png or .pdf file."""
     verify: Path | None = None
     """Check this certificate again from scratch, instead of anything else."""
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object and nothing else; an error stays a plain line on standard error."""
 
 
 def command(args: Sequence[str]) -> int:
@@ -74,7 +85,14 @@ def command(args: Sequence[str]) -> int:
     _check_options(options)
     if options.verify is not None:
         return _verify(options.verify, as_json=options.json)
+    try:
+        return _check(options)
+    except MeanfieldError as error:
+        raise _for_the_command_line(error) from None
 
+
+def _check(options: NtkOptions) -> int:
+    """Report, and what else is asked for; returns the exit code."""
     import meanfield as mf
     from meanfield import ntk
 
@@ -95,6 +113,7 @@ def command(args: Sequence[str]) -> int:
         found["certificate"] = {
             "path": None if path is None else str(path),
             "kind": certificate.kind,
+            "modulo": certificate.modulo,
             "status": certificate.status,
             "lower_bound": certificate.lower_bound,
             "statement": certificate.statement,
@@ -110,6 +129,29 @@ def command(args: Sequence[str]) -> int:
         text.append(f"picture: {drawn}")
     print(to_json(found) if options.json else "\n".join(text))
     return code
+
+
+# What the library advises in Python, and the same on the command line.
+_ADVICE = (
+    (r"pass scale=(\S+), or none for the default", r"pass --scale \1, or none for the default"),
+    (r"pass a scale such as (\S+)", r"pass --scale \1, or none for the default"),
+    (r"pass (num_heads|num_particles)=\S+ or more", "pass --heads 64, or none for the default"),
+    (r"pass head_dim=(\S+) or more", r"pass --head-dim \1, or none for full A"),
+    (r", or a cloud such as law\.tokens\(.*\)", " (--queries shared:3), or a file of a cloud"),
+    (r"pass a cloud such as law\.tokens\(.*\)", "pass a file of a cloud"),
+    (r"allow more heads", "allow more: --heads 256"),
+    (r"take fewer queries, or certify independence", r"\g<0>: --kind independence"),
+    (r"take smaller heads A or queries x", "take smaller heads (--scale) or queries"),
+    (r", an array \[K, d\], or one array \[K_i, d\] for each context", ", or a file of them"),
+)
+
+
+def _for_the_command_line(error: MeanfieldError) -> MeanfieldError:
+    """The same error, its advice in flags."""
+    expected, mend = error.expected, error.mend
+    for python, flags in _ADVICE:
+        expected, mend = re.sub(python, flags, expected), re.sub(python, flags, mend)
+    return MeanfieldError(error.given, expected, mend)
 
 
 def _check_options(options: NtkOptions) -> None:
@@ -144,6 +186,7 @@ def _check_options(options: NtkOptions) -> None:
     for name, given, needed in (
         ("kind", options.kind, options.certify),
         ("out", options.out, options.certify),
+        ("modulo", options.modulo, options.certify),
     ):
         require(
             given is None or needed,
@@ -152,9 +195,21 @@ def _check_options(options: NtkOptions) -> None:
             f"add --certify or drop --{name}",
         )
     require(
-        not options.certify or (options.part != "A" and options.field == "attention"),
-        f"--certify with --part {options.part} --field {options.field}",
-        "--part V or full of attention: a bound for the V-part is one for the whole kernel",
+        options.modulo is None or options.kind == "independence",
+        f"--modulo {options.modulo} for a certificate of positivity",
+        "a certificate of independence",
+        "add --kind independence or drop --modulo",
+    )
+    require(
+        not (options.certify and options.field == "perceptron"),
+        "--certify with --field perceptron",
+        "attention: nothing is proved of a perceptron's kernel",
+        "drop --certify or --field",
+    )
+    require(
+        not (options.certify and options.part == "A"),
+        "--certify with --part A",
+        "--part V, or full, for which a bound of the V-part is one as well",
         "drop --certify or change the part",
     )
     require(
@@ -175,6 +230,35 @@ def _check_options(options: NtkOptions) -> None:
                 f"pass --{name} FILE{suffixes[0]}",
             )
             require_writable(path)
+    for number, text in enumerate(options.contexts, 1):
+        require(
+            not (_is_law(text) and options.field == "perceptron"),
+            f"context {number}, {text!r}, with --field perceptron",
+            "clouds: only attention's kernel is known in closed form for laws",
+            "pass a file of a cloud",
+        )
+
+
+def _is_law(text: str) -> bool:
+    """Whether a positional argument is a law; a file has to be there. Free of jax."""
+    name, colon, _ = text.lower().partition(":")
+    is_law = bool(colon) and (name == "gmm" or _suffix(text) not in SUFFIXES)
+    require(
+        is_law or _suffix(text) in SUFFIXES,
+        f"{text!r} is no law and ends in no suffix of a cloud",
+        "a law such as cube:radius=1,dim=2, or a .npy, .npz or .csv file",
+        "see: meanfield ntk --help",
+    )
+    require(
+        not is_law or name.strip() in LAWS,
+        f"{text!r}: no law {name!r}",
+        f"one of {', '.join(LAWS)}, as in cube:radius=1,dim=2",
+        "see: meanfield ntk --help",
+    )
+    require(
+        is_law or Path(text).exists(), f"{text} does not exist", "a cloud's file", "check the path"
+    )
+    return is_law
 
 
 def _contexts(given: Sequence[str]) -> list[Any]:
@@ -184,14 +268,7 @@ def _contexts(given: Sequence[str]) -> list[Any]:
 
     contexts = []
     for text in given:
-        is_law = ":" in text and (text.lower().startswith("gmm:") or _suffix(text) not in SUFFIXES)
-        require(
-            is_law or _suffix(text) in SUFFIXES,
-            f"{text!r} is no law and ends in no suffix of a cloud",
-            "a law such as cube:radius=1,dim=2, or a .npy, .npz or .csv file",
-            "see: meanfield ntk --help",
-        )
-        if is_law:
+        if _is_law(text):
             contexts.append(parse_law(text))
             continue
         cloud = TokenMeasure.load(text)
@@ -304,12 +381,8 @@ def _certify(report: Any, options: NtkOptions) -> tuple[Any, Path | None]:
 
     pairs, heads = report.pairs, report.heads
     if options.kind == "independence":
-        one_query = (pairs.queries == pairs.queries[0]).all()
         certificate = ntk.certify(
-            pairs,
-            kind="independence",
-            modulo="constants" if one_query else "affine",
-            seed=options.seed,
+            pairs, kind="independence", modulo=options.modulo or _modulo(pairs), seed=options.seed
         )
     else:
         certificate = ntk.certify(
@@ -324,6 +397,13 @@ def _certify(report: Any, options: NtkOptions) -> tuple[Any, Path | None]:
     path = options.out or free_folder(RESULTS / "ntk") / "certificate.json"
     certificate.save(path)
     return certificate, path
+
+
+def _modulo(pairs: Any) -> Literal["affine", "constants", "quadratic"]:
+    """Modulo what independence makes the kernel positive: docs/theory.md 3.2, i and ii."""
+    if (pairs.queries == pairs.queries[0]).all():
+        return "constants"
+    return "affine" if all(law.has_bounded_support for law in pairs.laws) else "quadratic"
 
 
 def _suggestion(report: Any, options: NtkOptions) -> tuple[dict[str, Any] | None, str]:
@@ -345,8 +425,11 @@ def _proved(report: Any, certificate: Any) -> Any:
     """The report; what floats could not decide is decided by a proved bound of lambda_min."""
     if certificate is None or certificate.lower_bound is None or report.verdict != "undecided":
         return report
-    reason = f"the certificate proves what float64 cannot: lambda_min >= {certificate.lower_bound}"
-    return dataclasses.replace(report, verdict="positive", reasons=[*report.reasons, reason])
+    reason = (
+        f"it is proved in ball arithmetic that lambda_min >= {certificate.lower_bound!r}: this is"
+        " the value that counts; nullity, spectrum and gap of float64 are below its resolution"
+    )
+    return dataclasses.replace(report, verdict="positive", reasons=[reason])
 
 
 def _told(certificate: Any, path: Path | None) -> str:
@@ -387,6 +470,8 @@ def _picture(path: Path, report: Any) -> Path:
     null, readable = spectrum.null_vectors, report.prediction and report.prediction.null_vectors
     if readable is not None and readable.shape == null.shape:
         null = readable  # the same space, in the basis that theory finds: few contexts in each
+    part = {"full": "whole kernel"}.get(report.part, f"{report.part}-part")
+    title = f"{part}, P = {pairs.num_pairs}, M = {report.heads.num_heads}, d = {pairs.dim}"
     figure, axes = plotting.new_figure(1, 2 if null.size else 1, aspect=0.8)
     with plotting.paper_style():
         ax = axes[0, 0]
@@ -394,16 +479,21 @@ def _picture(path: Path, report: Any) -> Path:
         plotting.spectrum(
             ax,
             spectrum.eigenvalues,
-            label=report.verdict,
+            label="eigenvalues",
             interval=None if intervals is None else intervals.T,
             num_zero=spectrum.nullity,
+            floor=max(spectrum.eigenvalues[max(spectrum.rank - 1, 0)] / 1e3, 1e-300),
             color=plotting.BLUE,
         )
-        ax.set_ylabel("eigenvalues of $K$, 95% over heads")
-        ax.legend(loc="best")
-        if null.size:
-            plotting.panel_label(ax, "a", "spectrum")
+        ax.set_ylabel("eigenvalue of $K$, 95% over heads")
+        ax.legend(loc="upper right")
+        if not null.size:
+            ax.set_title(title)
+        else:
+            plotting.panel_label(ax, "a", title)
             contexts = np.repeat(pairs.index + 1, spectrum.copies)
             plotting.null_directions(axes[0, 1], null, contexts)
-            plotting.panel_label(axes[0, 1], "b", "null directions")
+            is_null = report.verdict == "not positive"
+            name = "null directions" if is_null else "below float64's resolution"
+            plotting.panel_label(axes[0, 1], "b", name)
     return plotting.save_figure(figure, path, formats=(path.suffix[1:],))[0]

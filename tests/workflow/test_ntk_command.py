@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
+from meanfield._commands import ntk
 from tests.workflow.command_line import call, process, refused
 
 # on a dyadic grid, so that the shift is exact
@@ -118,7 +120,9 @@ def test_beyond_float64_is_undecided_until_it_is_proved(here):
     code, result = found(*small, "--certify", "--out", "proof.json")
     assert (code, result["verdict"]) == (0, "positive")
     assert 0 < result["certificate"]["lower_bound"] < 1e-30
-    assert any("certif" in reason for reason in result["reasons"])
+    bound = result["certificate"]["lower_bound"]
+    (reason,) = result["reasons"]  # no advice that has been followed
+    assert f"lambda_min >= {bound!r}: this is the value that counts" in reason
     assert result["certificate"]["path"] == "proof.json"
 
 
@@ -167,6 +171,23 @@ def test_independence_is_certified_modulo_what_the_queries_see(here):
     assert sorted(os.listdir()) == ["one.json", "translated.npy"]
 
 
+def test_unbounded_laws_are_to_be_independent_modulo_degree_two(here):
+    gaussians = ["gaussian:cov=1/0/0/1", "gaussian:cov=1/0.3/0.3/0.5"]
+    prove = ["--certify", "--kind", "independence", "--out", "x.json"]
+    code, result = found(*gaussians, *prove)
+    proof = result["certificate"]
+    assert (code, proof["status"], proof["modulo"]) == (1, "refused", "quadratic")
+    code, result = found(*gaussians, *prove, "--modulo", "affine")  # true, and no positive kernel
+    proof = result["certificate"]
+    assert (code, proof["status"], proof["modulo"]) == (1, "certified", "affine")
+    assert "for the kernel of unbounded laws nothing follows" in proof["statement"]
+    laws = [CUBES[0], "laplace:cov=1/0.3/0.3/0.6"]
+    code, result = found(*laws, *prove)
+    assert (code, result["certificate"]["modulo"]) == (0, "quadratic")
+    assert "is positive" in result["certificate"]["statement"]
+    assert found(*CUBES, *prove)[1]["certificate"]["modulo"] == "affine"
+
+
 def test_a_refused_certificate_leaves_the_old_file(here):
     Path("proof.json").write_text("the old proof")
     code, out, _ = call("ntk", translated(), "--certify", "--out", "proof.json")
@@ -202,11 +223,15 @@ def test_the_picture_shows_the_spectrum_and_the_null_directions(here, monkeypatc
     assert (code, result["picture"]) == (1, "null.png")
     assert Path("null.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     spectrum, strip = kept[0].axes[:2]
+    assert spectrum.get_title(loc="left") == "(a) V-part, P = 6, M = 64, d = 2"
+    named = [text.get_text() for text in spectrum.get_legend().get_texts()]
+    assert named == ["eigenvalues", "zero to rounding (not to scale)"]
     assert np.asarray(spectrum.lines[0].get_ydata()).tolist() == result["eigenvalues"][:4]
     assert np.asarray(strip.images[0].get_array()).shape == (2, 6)
     call("ntk", *CUBES, "--picture", "positive.pdf")
     assert Path("positive.pdf").read_bytes()[:5] == b"%PDF-"
     assert len(kept[1].axes) == 1
+    assert kept[1].axes[0].get_title(loc="left") == "V-part, P = 6, M = 64, d = 2"
 
 
 @pytest.mark.parametrize(
@@ -218,28 +243,35 @@ def test_the_picture_shows_the_spectrum_and_the_null_directions(here, monkeypatc
         (["cloud.txt"], ".npy, .npz or .csv"),
         (["missing.npy"], "missing.npy does not exist"),
         (["nan.npy"], "nan"),
-        (["huge.npy"], "finite"),
+        (["huge.npy"], "numbers of size 1e+200"),
         ([CUBES[0], "wide.npy"], "widths [2, 5]"),
+        (["gauss:cov=1/0/0/1"], "one of cube, laplace, gaussian, gmm"),
+        (["missing.npz", CUBES[0], "--field", "perceptron"], "missing.npz does not exist"),
         ([CUBES[0], "--queries", "own"], "context 1, a Cube law"),
+        ([CUBES[0], "--queries", "own"], "(--queries shared:3), or a file of a cloud"),
         ([CUBES[0], "--queries", "shared:0"], "shared:0"),
         ([CUBES[0], "--queries", "some"], "'some'"),
         ([CUBES[0], "--queries", "wide.npy"], "(3, 5)"),
         ([CUBES[0], "--queries", "weighted.npz"], "unequal weights"),
         ([CUBES[0], "--queries", "batch.npy"], "2 contexts, and 1"),
-        ([CUBES[0], "--heads", 0], "num_heads is 0"),
+        ([CUBES[0], "--heads", 0], "pass --heads 64, or none"),
         ([CUBES[0], "--heads", 10**9], "1000000000 heads"),
         ([CUBES[0], "--queries", "shared:5000"], "5000 columns"),
-        ([CUBES[0], "--scale", "nan"], "head scale nan"),
-        ([CUBES[0], "--head-dim", 0], "head_dim"),
+        ([CUBES[0], "--scale", "nan"], "pass --scale 1.0, or none"),
+        ([CUBES[0], "--head-dim", 0], "pass --head-dim 1, or none"),
         ([CUBES[0], "--seed", -1], "--seed -1"),
         (["laplace:cov=1/0/0/1", "--scale", 5], "Laplace law has no finite"),
+        (["laplace:cov=1/0/0/1", "--scale", 5], "smaller heads (--scale)"),
         ([CUBES[0], "--kind", "positivity"], "without --certify"),
         ([CUBES[0], "--out", "x.json"], "without --certify"),
         ([CUBES[0], "--certify", "--out", "x.txt"], "--out x.txt"),
-        ([CUBES[0], "--certify", "--part", "A"], "--part A"),
+        ([CUBES[0], "--certify", "--part", "A"], "--certify with --part A; "),
+        (["batch.npy", "--certify", "--field", "perceptron"], "proved of a perceptron's kernel"),
+        ([CUBES[0], "--modulo", "affine"], "without --certify"),
+        ([CUBES[0], "--certify", "--modulo", "affine"], "add --kind independence"),
         ([CUBES[0], "--picture", "x.gif"], "--picture x.gif"),
         ([CUBES[0], "--picture", "wide.npy/x.png"], "wide.npy is no folder"),
-        ([CUBES[0], "--field", "perceptron"], "context 1, a Cube law"),
+        ([CUBES[0], "--field", "perceptron"], "context 1, 'cube:radius=1,dim=2', with --field"),
         ([CUBES[0], "--field", "perceptron", "--suggest"], "--suggest"),
         ([CUBES[0], "--fields", "perceptron"], "--fields"),
         (["--verify", "missing.json"], "missing.json does not exist"),
@@ -257,6 +289,28 @@ def test_wrong_input_is_one_line_and_leaves_nothing(here, args, words):
     before = sorted(os.listdir())
     assert words in refused("ntk", *args)
     assert sorted(os.listdir()) == before
+
+
+def test_laws_known_before_jax_are_those_of_the_parser():
+    from meanfield.laws import _parse
+
+    assert tuple(_parse._FIELDS) == ntk.LAWS
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        "pass a scale such as 1.0",
+        "pass num_particles=1 or more",
+        "pass a cloud such as law.tokens(64, key=key)",
+        "take fewer queries, or certify independence",
+    ],
+)
+def test_advice_for_python_becomes_advice_for_the_command_line(advice):
+    error = ntk._for_the_command_line(mf.MeanfieldError("given", "expected", advice))
+    assert error.given == "given"
+    assert not re.search(r"\w=|\(", error.mend)
+    assert "--" in error.mend or "file" in error.mend
 
 
 def test_json_is_alone_on_standard_output_of_a_process(here):
