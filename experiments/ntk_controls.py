@@ -1,10 +1,14 @@
 """The checklist: what makes a tangent kernel singular, and by how much, predicted and measured.
 
-Claim. For contexts mu_i and queries x, grouped by lines ``x_a = t_a e_l``, Theorem A
-(docs/theory.md 3.2) gives the nullity of the V-part exactly:
+Claim. For pairs a of a context mu_i and a query x, sorted by lines ``x_a = t_a e_l``, Theorem A
+(docs/theory.md 3.2) gives the nullity of the V-part exactly: with Lam the cumulant generating
+functions and c the weights of the pairs,
 
-    nullity = sum_l dim W_l - rank of (the constants that the combinations in W_l leave),
-    W_l = { c : sum_a c_a grad Lam_{i_a}(t_a z) is constant in z }.
+    W_l = { c : f_l(z) = sum_a c_a grad Lam_{i_a}(t_a z) = b_l + T_l z },    T_l = T_l^T,
+    nullity = sum_l dim W_l - rank of the map  c -> ( sum_l b_l, sum_l T_l (x) e_l );
+
+pairs at x = 0 are a class of their own, with W_0 everything, b_0 = sum_a c_a mean(mu_i), T_0 = 0.
+Where all supports are bounded T_l = 0: combinations of bounded functions are bounded.
 
 Each line of the table LINES is a configuration in d = 2 with the nullity worked out by hand: the
 positive ones (distinct laws of the paper's families, one query for translates, ...) and every known
@@ -13,10 +17,12 @@ Gaussians, convolution identities, too few heads, a centred law at x = 0), then 
 full kernel of seven of them. The prediction sees contexts and queries only; the measured nullity
 is read off the singular values of the factor F of finitely many heads, with the gap between kept
 and dropped ones.
-Negative control: the same lines with every context convolved with a small cloud of its own (each
-token splits in three). What was null by coincidence is positive again; what dimension alone
-forces stays: three means in R^2 at x = 0 (1), nine pairs and two heads (5). A check that cannot
-tell the two apart fails it.
+P are positive, N singular, Q compares the parts; the numbers are those of the checklist that came
+with the theory, which has no P7 and no N13.
+Negative control: LINES again, every context convolved with a small random cloud of its own (each
+token splits in three). Nullities that come from relations between the laws must then vanish, and
+only those that dimension forces may stay: three means in R^2 at x = 0 (1), nine pairs and two heads
+(5), which makes 6 in all. A check that always finds what it has found before fails this.
 
 Commands
     meanfield run ntk_controls --preset smoke --check     20 seconds on a CPU

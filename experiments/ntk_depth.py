@@ -11,8 +11,10 @@ spurious stationary points, and the risk falls at least like ``e^(-2 kappa t)``.
 1. K_V(s) is positive at every depth, and ``|grad R|^2 = sum_k ds_k |F_k q_{k+1}|^2`` with the
    factors F of the full kernels (exact for Euler layers);
 2. the inequality for many random targets at the start, and all along a training run;
-3. where kappa stands: above Groenwall's crude bound from operator norms, below the best constant,
-   the smallest eigenvalue of the kernel of the whole map ``rho -> x(1)``;
+3. where kappa stands: above the crude constant, whose tau(s) is the product over later layers of
+   ``max(0, 1 - ds c)^2``, c a bound of the adjoint from norms of A, V and tokens (docs/theory.md
+   4.2; zero for heads of moderate size); below the best constant, the smallest eigenvalue of the
+   kernel of the whole map ``rho -> x(1)``;
 4. kappa has a limit in many layers, at rate 1/L.
 Negative control: a context given twice. Its kernel has n null directions at every depth, kappa is
 0, and where the two copies are to go opposite ways the gradient vanishes at a positive risk.

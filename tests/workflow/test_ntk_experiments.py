@@ -207,7 +207,18 @@ def test_figures_draw_the_stored_arrays_without_a_solver(runs):
         figures = runs.folder / "results" / "figures"
         assert (figures / f"{name}.png").stat().st_size > 10_000
         caption = (figures / f"{name}.txt").read_text()
-        assert all(claim.sentence() in caption for claim in claims.values())
+        assert all(claim.sentence() not in caption for claim in claims.values())
+        assert 300 < len(caption) < 1200  # about eight lines, in sentences
+        assert "expected at least" not in caption
+    captions = {
+        name: (runs.folder / "results" / "figures" / f"{name}.txt").read_text() for name in SMALL
+    }
+    slope = runs("ntk_families")[2]["cubes: slope of lambda_min in scale"].measured
+    assert f"slopes {slope:.2f}, " in captions["ntk_families"]
+    assert "no nullity differs" in captions["ntk_controls"]
+    constant = runs("ntk_depth")[2]["kappa / best constant"].measured
+    assert f"{constant:.2g} of the best possible constant" in captions["ntk_depth"]
+    assert "context 5 is context 1 shifted by" in captions["ntk_digits"]
     figure = catalogue.load(catalogue.locate("figures", "ntk_families"), ("draw",))
     _, directory, _ = runs("ntk_families")
     sweeps = directory.load("sweeps")
