@@ -45,6 +45,7 @@ Status = Literal["certified", "undecided", "refused"]
 
 FORMAT = "meanfield certificate 1"
 FIRST_BITS, LARGEST_BITS = 64, 2**16
+_LARGEST_SIZE = 1e150  # of tokens and queries: the float64 tests that may refuse take squares
 _LARGEST_FILE = 2**26  # bytes
 _CLAIM = (
     "kind",
@@ -171,7 +172,7 @@ def certify(
             "drop them, or pass kind='positivity'",
         )
         laws = as_stored(contexts.laws if isinstance(contexts, Pairs) else as_laws(contexts))
-        moderate_laws(laws)
+        moderate_laws(laws, _LARGEST_SIZE)
         num = num_functions(modulo, len(laws), laws[0].dim)
         points = evaluation_points(laws, num, modulo=modulo, seed=seed)
         return _decide(Independence(laws, modulo, np.asarray(points, np.float64)), max_bits)
@@ -187,7 +188,8 @@ def certify(
         "queries once: pairs hold their own",
         "drop the queries",
     )
-    pairs = moderate(pairs_of(contexts, "own" if queries is None else queries, seed=seed))
+    pairs = pairs_of(contexts, "own" if queries is None else queries, seed=seed)
+    moderate(pairs, _LARGEST_SIZE)
     pairs = Pairs(as_stored(pairs.laws), np.asarray(pairs.index), np.asarray(pairs.queries))
     return _decide(Positivity(pairs, as_heads(heads), float(head_scale)), max_bits)
 
@@ -259,7 +261,7 @@ def _decide(problem: Problem, max_bits: int) -> Certificate:
         return answer(
             "refused",
             0,
-            f"{obstacle}, to rounding: a proof would rest on what float64 does not show",
+            f"{obstacle}: a proof would rest on what float64 does not show",
         )
     beyond = ""
     for bits in _levels(max_bits):

@@ -21,7 +21,6 @@ from meanfield.laws import AbstractLaw, AffineImage, Convolution, Empirical, Pro
 from meanfield.measures import TokenMeasure
 
 QUERY_SYNTAX = "own, one, shared:K, an array [K, d], or one array [K_i, d] for each context"
-_LARGEST_SIZE = 1e70  # of tokens and queries, and one over it the smallest: K holds fourth powers
 _LARGEST_ENTRIES = 2**22  # of one [points, tokens] array of scores: 32 MiB
 
 
@@ -194,27 +193,27 @@ def _as_queries(values: Any, dim: int) -> np.ndarray:
     return array
 
 
-def moderate(pairs: Pairs) -> Pairs:
+def moderate(pairs: Pairs, largest: float = 1e70) -> Pairs:
     """Refuse sizes whose fourth powers leave float64, before they end as zeros or infinities."""
-    _require_moderate("the queries", float(np.max(np.abs(pairs.queries))))
-    moderate_laws(pairs.laws)
+    _require_moderate("the queries", float(np.max(np.abs(pairs.queries))), largest)
+    moderate_laws(pairs.laws, largest)
     return pairs
 
 
-def moderate_laws(laws: Sequence[AbstractLaw]) -> None:
+def moderate_laws(laws: Sequence[AbstractLaw], largest: float) -> None:
     """The same of the numbers that laws are made of: points, radii, covariances, ..."""
     for number, law in enumerate(laws, 1):
         for place, leaf in enumerate(jax.tree.leaves(law), 1):
             values = np.abs(np.asarray(leaf))
             size = float(values[np.isfinite(values)].max(initial=0.0))
-            _require_moderate(f"context {number}, array {place} of its law", size)
+            _require_moderate(f"context {number}, array {place} of its law", size, largest)
 
 
-def _require_moderate(name: str, size: float) -> None:
+def _require_moderate(name: str, size: float, largest: float) -> None:
     require(
-        size == 0 or 1 / _LARGEST_SIZE <= size <= _LARGEST_SIZE,
+        size == 0 or 1 / largest <= size <= largest,
         f"{name}: numbers of size {size:.3g}",
-        f"sizes from {1 / _LARGEST_SIZE:.0e} to {_LARGEST_SIZE:.0e}",
+        f"sizes from {1 / largest:.0e} to {largest:.0e}",
         "choose other units: the verdict does not depend on them",
     )
 

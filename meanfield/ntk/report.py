@@ -208,7 +208,7 @@ class PositivityReport:
         low, high = self.interval
         ranged = f" (95% over heads: {low:.3g} to {high:.3g})" if math.isfinite(high) else ""
         lines = [
-            f"{self.verdict}: the {_PART_WORDS.get(self.part, self.part + '-part')} of the tangent"
+            f"{self.verdict}: the {_PART_WORDS.get(self.part, self.part + '-part of the')} tangent"
             f" kernel at {pairs.num_pairs} pair{'s' if pairs.num_pairs > 1 else ''}",
             f"  contexts    {len(pairs.laws)} in d = {pairs.dim}",
             f"  heads       {heads.num_heads}: {heads.law}",
@@ -226,7 +226,7 @@ class PositivityReport:
         return "\n".join(lines + [f"  because     {reason}" for reason in self.reasons])
 
 
-_PART_WORDS = {"V": "V-part", "A": "A-part", "full": "whole"}
+_PART_WORDS = {"full": "whole"}
 
 
 def check(

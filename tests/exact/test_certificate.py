@@ -536,7 +536,10 @@ class TestBadInput:
         """lambda_min = 1e-340 is no float64 number: no bound is stated, rather than 0."""
         found = certify([dirac(1e-150, 0.0)], "one", kind="positivity", heads=heads(2))
         assert found.lower_bound == pytest.approx(1e-300, rel=1e-8)
+        with pytest.raises(MeanfieldError, match="other units"):
+            certify([dirac(1e-170, 0.0)], "one", kind="positivity", heads=heads(2))
         monkeypatch.setattr(_proofs.Positivity, "obstacle", lambda self: "")
+        monkeypatch.setattr(certificate, "_LARGEST_SIZE", 1e200)
         beyond = certify([dirac(1e-170, 0.0)], "one", kind="positivity", heads=heads(2))
         assert beyond.status == "undecided"
         assert "beyond the range of numbers" in beyond.reason

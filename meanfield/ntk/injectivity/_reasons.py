@@ -125,8 +125,8 @@ def _repeats(relation: Relation, line: Line, used: np.ndarray, contexts: np.ndar
     first, second = used
     return bool(
         contexts[0] == contexts[1]
-        and _is(line.multiples[first], line.multiples[second])
-        and _is(relation.coefficients[first], -relation.coefficients[second])
+        and _is(float(line.multiples[first]), float(line.multiples[second]))
+        and _is(float(relation.coefficients[first]), -float(relation.coefficients[second]))
     )
 
 
