@@ -21,7 +21,8 @@ plateau is reached in the time there is.
    projection ``(1/N) sum_x |D_x - mean D|^2 / 4`` of the residual on the null space, for any eps.
    In several layers tokens move, and translation is no symmetry of the flow: at a fixed training
    time the kernel sees the null direction with weight O(eps^2). So the plateau holds for times
-   up to 1/eps^2 (lazy), is a saddle, and rich training (eps = 1) walks off it to risk 0.
+   up to 1/eps^2 (lazy), and is a saddle: rich training (eps of the size of the tokens) falls
+   below it in every draw, at eps = 1 to a hundredth and less, further out more slowly.
 
 Commands
     meanfield run failure_modes --preset smoke --check     15 seconds on a CPU
@@ -466,10 +467,10 @@ def claims_on_clouds(parameters: Parameters, cells, deep, sizes, weights) -> lis
         ),
         mf.Claim(
             "translates, several layers, rich: largest final risk / projection",
-            "below 0.1: depth breaks the translation",
+            "below 1: depth breaks the translation",
             float(last[f"translates{deep}"][:, rich].max()),
             None,
-            exact_verdict(last[f"translates{deep}"][:, rich] < 0.1),
+            exact_verdict(last[f"translates{deep}"][:, rich] < 1),
         ),
         mf.Claim(
             "translates, several layers: slope in eps of the null direction's weight",

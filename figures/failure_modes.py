@@ -98,7 +98,8 @@ def caption(runs):
         f" {chosen['num_queries']} shared queries, L = 1 and L = {chosen['num_cells']} layers, M ="
         f" {chosen['num_heads']} heads, V = 0 at the start. (a, b) Geometric means of the risk over"
         " the foretold plateau (a: less 1), for residuals of size eps. (c) Weight of the kernel's"
-        f" null direction after {chosen['escape_steps']} steps of equal training time. (d) Queries of"
-        f" a Gaussian context, K = {chosen['num_gaussian_queries']}: the affine residual, the linear"
-        f" one for mean 0, an infimum (points above the line) for reversed targets. {claims}."
+        f" null direction after {chosen['escape_steps']} steps of equal training time. (d) K ="
+        f" {chosen['num_gaussian_queries']} queries of a Gaussian context: the affine residual, the"
+        " linear one for mean 0, an infimum (points above the line) for reversed targets."
+        f" {claims}."
     )

@@ -31,8 +31,8 @@ def _curves(ax, rates) -> None:
     ):
         ax.plot(time, values, style, color=color, label=label)
     for name, label, color, style in (
-        ("least", r"$2\lambda_{\min}(K_t)$", plotting.ORANGE, "--"),
-        ("kappa", r"$2\kappa(t)$", plotting.RED, ":"),
+        ("least", r"$2\lambda_{\min}(K_t)$, full", plotting.ORANGE, "--"),
+        ("kappa", r"$2\kappa(t)$, full", plotting.RED, ":"),
     ):
         rate = 2 * rates[name][0, number]
         fallen = np.append(0.0, np.cumsum(steps * (rate[1:] + rate[:-1]) / 2))

@@ -14,7 +14,7 @@ from tests.workflow.command_line import call, refused
 
 SMALL: dict[str, dict[str, Any]] = {
     "linear_rate": {
-        "num_seeds": 2,
+        "num_seeds": 4,
         "num_contexts": 2,
         "num_tokens": 2,
         "num_cells": 2,
@@ -33,6 +33,14 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_gradients": 250,
         "num_gaussian_gradients": 250,
         "escape_steps": 100,
+    },
+    "training_limit": {
+        "sizes": (8, 16, 32, 64),
+        "num_reference": 256,
+        "num_cells": 2,
+        "num_steps": 4,
+        "num_records": 2,
+        "depths": (8, 16, 32, 64),
     },
 }
 
@@ -150,6 +158,32 @@ def test_plateaus_fail_where_they_are_others(runs, tmp_path):
     assert [quantity for quantity in right if "null directions" not in quantity] == []
 
 
+def test_training_limit_is_fitted_from_stored_distances_and_can_fail(runs, tmp_path):
+    _, directory, claims = runs("training_limit")
+    stored = directory.load("crowds")
+    errors = np.sqrt(np.mean(stored["heads"][..., -1] ** 2, axis=0))
+    slope = np.polyfit(np.log(stored["sizes"]), np.log(errors), 1)[0]
+    assert claims["heads, end of training: slope in M"].measured == pytest.approx(slope)
+    assert np.all(stored["heads"][..., 0] == 0)  # the same heads at the start
+
+    def spoil(key, arrays):
+        if key.startswith("M="):  # a control that the check cannot tell from the claim
+            arrays["control"] = arrays["heads"]
+            arrays["assigned"] = 2 + arrays["assigned"]
+        return arrays
+
+    claims = again(
+        runs, "training_limit", tmp_path, spoil, expected_slope=-1.0, expected_depth=-2.0
+    )
+    right = [claim.quantity for claim in claims if claim.verdict != "inconsistent"]
+    assert right == ["risk of the limit, end / start", "control (copies of four heads): slope in M"]
+    (tmp_path / "again").rename(tmp_path / "first")
+    assert wrong(again(runs, "training_limit", tmp_path, spoil)) == {
+        "conditional Wasserstein / labelled distance, largest over M",
+        "control (copies of four heads)",
+    }
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -159,6 +193,9 @@ def test_plateaus_fail_where_they_are_others(runs, tmp_path):
         "failure_modes --num-queries 1",
         "failure_modes --residuals 0.1 0.1 1",
         "failure_modes --num-gaussian-queries 3",
+        "training_limit --sizes 8 16 24 64",
+        "training_limit --chunk 5",
+        "training_limit --num-records 3",
     ],
 )
 def test_bad_parameters_are_one_line(here, line):
