@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_records": 2,
         "depths": (8, 16, 32, 64),
     },
+    "lazy_to_rich": {"num_draws": 16, "num_cells": 2, "num_steps": 60},
 }
 
 
@@ -184,6 +185,32 @@ def test_training_limit_is_fitted_from_stored_distances_and_can_fail(runs, tmp_p
     }
 
 
+def test_lazy_to_rich_is_fitted_from_stored_movements_and_can_fail(runs, tmp_path):
+    _, directory, claims = runs("lazy_to_rich")
+    stored = directory.load("scale")
+    num = int(stored["num_fitted"])
+    for quantity, name in (("A", "scores"), ("V", "values")):
+        middle = np.log(stored[name][:, :num]).mean(axis=0)
+        slope = np.polyfit(np.log(stored["sizes"][:num]), middle, 1)[0]
+        assert claims[f"movement of {quantity}: slope in eps"].measured == pytest.approx(slope)
+    assert np.abs(stored["risk"] - stored["lazy"])[:, 0].max() < 0.02  # the kernel regime
+    assert np.abs(stored["risk"] - stored["lazy"])[:, -1].max() > 0.02
+
+    def spoil(key, arrays):
+        if key == "control":  # pairs that the check cannot tell from V = 0
+            arrays["scores"] = arrays["scores"] ** 2
+        if key == "scale":
+            arrays = {name: values**1.5 for name, values in arrays.items()}
+            arrays["aligned_after"] = arrays["aligned_before"] - 1
+        if "gamma" in key:  # nothing depends on M as it should
+            arrays["scores"] = arrays["scores"] * np.array([1.0, 5.0, 25.0, 125.0])
+            arrays["kernel"] = arrays["kernel"] * np.array([1.0, 5.0, 25.0, 125.0])
+        return arrays
+
+    claims = again(runs, "lazy_to_rich", tmp_path, spoil)
+    assert {claim.verdict for claim in claims} == {"inconsistent"}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -196,6 +223,8 @@ def test_training_limit_is_fitted_from_stored_distances_and_can_fail(runs, tmp_p
         "training_limit --sizes 8 16 24 64",
         "training_limit --chunk 5",
         "training_limit --num-records 3",
+        "lazy_to_rich --heads 4 6 8",
+        "lazy_to_rich --step 3",
     ],
 )
 def test_bad_parameters_are_one_line(here, line):
