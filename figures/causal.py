@@ -19,7 +19,7 @@ def draw(runs):
     run = runs["causal"]
     kernel, risks, adjoint = (run.load(name) for name in ("kernel", "training", "adjoint"))
     with plotting.paper_style():
-        figure, axes = plotting.new_figure(1, 3, aspect=1.12)
+        figure, axes = plotting.new_figure(1, 3, aspect=1.3)
         ax = axes[0, 0]
         for name, label, color, marker in CASES:
             nullity = int(kernel[f"{name}_nullity"][0])
@@ -31,9 +31,6 @@ def draw(runs):
                 color=color,
                 marker=marker,
             )
-        for line in ax.lines:  # open markers say it in every case alike: once in the legend
-            if line.get_label() == "zero to rounding":
-                line.set_label("_zero")
         ax.set_ylabel("eigenvalue")
         plotting.panel_label(ax, "a", "kernel (open: zero)")
         plotting.legend_below(ax)
