@@ -295,11 +295,23 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     verdict = gap.verdict(parameters.expected_slope, parameters.tolerance, min_r_squared=0.999)
     extra = max(parameters.num_contexts - DIM, 0)
     claims = [
-        at_most("change of earlier tokens when the last ones move", 0.0, adjoint["earlier"].max()),
-        at_most("first token: distance from its linear layers", 1e-13, adjoint["alone"].max()),
-        at_most("momenta of tokens after the only one with loss", 0.0, adjoint["later"].max()),
-        at_most(
-            "discrete adjoint against differences of the risk", 1e-7, adjoint["difference"].max()
+        mf.Claim.bound(
+            "change of earlier tokens when the last ones move",
+            "at most",
+            0.0,
+            adjoint["earlier"].max(),
+        ),
+        mf.Claim.bound(
+            "first token: distance from its linear layers", "at most", 1e-13, adjoint["alone"].max()
+        ),
+        mf.Claim.bound(
+            "momenta of tokens after the only one with loss", "at most", 0.0, adjoint["later"].max()
+        ),
+        mf.Claim.bound(
+            "discrete adjoint against differences of the risk",
+            "at most",
+            1e-7,
+            adjoint["difference"].max(),
         ),
         mf.Claim(
             "continuous against discrete adjoint: slope in L",
@@ -308,8 +320,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             gap.interval,
             verdict,
         ),
-        at_most(
+        mf.Claim.bound(
             "kernel of the whole map at V = 0 against that of prefix laws",
+            "at most",
             1e-12,
             kernel["causal_terminal"].max(),
         ),
@@ -337,7 +350,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     ):
         miss = np.abs(risks[name] / risks[f"{name}_lazy"] - 1).max()
         claims.append(
-            at_most(f"lazy risk, {words}: largest error", parameters.risk_tolerance, miss)
+            mf.Claim.bound(
+                f"lazy risk, {words}: largest error", "at most", parameters.risk_tolerance, miss
+            )
         )
     above = (risks["causal"][:, -1] / risks["plateau"]).min()
     measured, predicted = (
@@ -358,30 +373,22 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     control = np.abs(risks["causal"] / risks["control"] - 1).max(axis=1).min()
     return [
         *claims,
-        at_least("lazy causal risk at the end over what its null space keeps", 0.99, above),
-        at_least(
+        mf.Claim.bound(
+            "lazy causal risk at the end over what its null space keeps", "at least", 0.99, above
+        ),
+        mf.Claim.bound(
             "rich causal risk at the end over that of the best linear map of first tokens",
+            "at least",
             1.0,
             (risks["rich"][:, -1] / risks["linear"]).min(),
         ),
-        at_least(
+        mf.Claim.bound(
             "control (full attention's kernel for causal training): least error",
+            "at least",
             parameters.risk_tolerance,
             control,
         ),
     ]
-
-
-def at_most(words: str, bound: float, value: float) -> mf.Claim:
-    """A claim with an upper bound."""
-    verdict = "consistent" if value <= bound else "inconsistent"
-    return mf.Claim(words, f"at most {bound:g}", float(value), None, verdict)
-
-
-def at_least(words: str, bound: float, value: float) -> mf.Claim:
-    """A claim with a lower bound."""
-    verdict = "consistent" if value >= bound else "inconsistent"
-    return mf.Claim(words, f"at least {bound:g}", float(value), None, verdict)
 
 
 if __name__ == "__main__":

@@ -290,7 +290,11 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             )
         )
     ends = counts[:, few, -1].ravel()
-    claims.append(at_least("clouds in one point at the end, beta <= 1", 1.0, np.mean(ends == 1)))
+    claims.append(
+        mf.Claim.bound(
+            "clouds in one point at the end, beta <= 1", "at least", 1.0, np.mean(ends == 1)
+        )
+    )
     claims.append(banded("rate of the last approach", parameters.expected_rate, rates, parameters))
     growth = mf.fit_rate(np.exp(pair_betas), pair_betas * meeting)
     claims += [
@@ -301,8 +305,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             growth.interval,
             growth.verdict(1.0, parameters.tolerance),
         ),
-        at_most(
+        mf.Claim.bound(
             "two groups: largest relative error of the meeting depth",
+            "at most",
             1e-4,
             float(np.abs(meeting / predicted - 1).max()),
         ),
@@ -332,12 +337,19 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     ]
     ratio = plane["leaders"] / plane["corners"]
     claims.append(
-        at_most("R^2, V = I: most groups of e^(-s) x per corner of the hull", 1.0, ratio.max())
+        mf.Claim.bound(
+            "R^2, V = I: most groups of e^(-s) x per corner of the hull",
+            "at most",
+            1.0,
+            ratio.max(),
+        )
     )
     remaining = repelled["clusters"][:, -1]
     return [
         *claims,
-        at_most("control (V = -I): clouds in one point", 0.0, float(np.mean(remaining == 1))),
+        mf.Claim.bound(
+            "control (V = -I): clouds in one point", "at most", 0.0, float(np.mean(remaining == 1))
+        ),
     ]
 
 
@@ -375,18 +387,6 @@ def banded(words: str, expected: float, values: np.ndarray, parameters: Paramete
     inside = abs(mean - expected) <= parameters.tolerance
     verdict = "inconsistent" if off else "consistent" if inside else "undecided"
     return mf.Claim(words, expected, mean, (mean - half, mean + half), verdict)
-
-
-def at_most(words: str, bound: float, value: float) -> mf.Claim:
-    """A claim with an upper bound."""
-    verdict = "consistent" if value <= bound else "inconsistent"
-    return mf.Claim(words, f"at most {bound:g}", float(value), None, verdict)
-
-
-def at_least(words: str, bound: float, value: float) -> mf.Claim:
-    """A claim with a lower bound."""
-    verdict = "consistent" if value >= bound else "inconsistent"
-    return mf.Claim(words, f"at least {bound:g}", float(value), None, verdict)
 
 
 if __name__ == "__main__":

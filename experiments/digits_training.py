@@ -317,10 +317,12 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     spread = 1.96 * np.sqrt(reached * (1 - reached) / parameters.num_test)
     gaps = {name: log_gap(fitted[name], fitted["risk"]) for name in ("along", "frozen")}
     return [
-        claim("fit: final risk / initial risk", "below", parameters.fit_target, ratio[-1]),
-        claim("fit: largest rise of the risk", "at most", 0.0, float(np.diff(ratio).max())),
-        claim("fit: gap of log-risk, kernel along the flow", "below", 0.1, gaps["along"]),
-        claim("control: gap of log-risk, frozen kernel", "above", 0.2, gaps["frozen"]),
+        mf.Claim.bound("fit: final risk / initial risk", "below", parameters.fit_target, ratio[-1]),
+        mf.Claim.bound(
+            "fit: largest rise of the risk", "at most", 0.0, float(np.diff(ratio).max())
+        ),
+        mf.Claim.bound("fit: gap of log-risk, kernel along the flow", "below", 0.1, gaps["along"]),
+        mf.Claim.bound("control: gap of log-risk, frozen kernel", "above", 0.2, gaps["frozen"]),
         mf.Claim(
             "classify: test accuracy",
             f"at least {parameters.expected_accuracy:g}",
@@ -335,13 +337,6 @@ def log_gap(predicted: np.ndarray, measured: np.ndarray) -> float:
     """Largest ``|log predicted - log measured|`` of the risk, as a share of its whole log decay."""
     logs = np.log(predicted) - np.log(measured)
     return float(np.abs(logs).max() / np.log(measured[0] / measured[-1]))
-
-
-def claim(quantity: str, relation: str, bound: float, measured: float) -> mf.Claim:
-    """A one-sided claim."""
-    holds = {"below": measured < bound, "at most": measured <= bound, "above": measured > bound}
-    verdict = "consistent" if holds[relation] else "inconsistent"
-    return mf.Claim(quantity, f"{relation} {bound:g}", float(measured), None, verdict)
 
 
 if __name__ == "__main__":

@@ -442,15 +442,19 @@ def claims_on_clouds(parameters: Parameters, cells, deep, sizes, weights) -> lis
     rate = mf.fit_rate(sizes, weights, aggregate="geometric")
     verdict = rate.verdict(parameters.expected_slope, parameters.slope_tolerance)
     claims = [
-        near(
-            f"duplicates, {words}: final risk / spread, every eps", farthest(last[name]), tolerance
+        mf.Claim.mean(
+            f"duplicates, {words}: final risk / spread, every eps",
+            1.0,
+            farthest(last[name]),
+            tolerance,
         )
         for name, words in ((f"duplicates{deep}", "several layers"), ("duplicates_1", "one layer"))
     ]
     return [
         *claims,
-        near(
+        mf.Claim.mean(
             "translates, one layer: final risk / projection, every eps",
+            1.0,
             farthest(last["translates_1"]),
             tolerance,
         ),
@@ -461,8 +465,9 @@ def claims_on_clouds(parameters: Parameters, cells, deep, sizes, weights) -> lis
             None,
             exact_verdict(nullity == parameters.num_queries - 1),
         ),
-        near(
+        mf.Claim.mean(
             "translates, several layers, lazy: final risk / projection",
+            1.0,
             last[f"translates{deep}"][:, lazy],
             tolerance,
         ),
@@ -490,9 +495,12 @@ def claims_on_gaussian(parameters: Parameters, closed) -> list[mf.Claim]:
     reversed_floor = float(found["reversed"].min())
     least = float(min(above["centred"].min(), above["reversed"].min()))
     return [
-        near("Gaussian: final risk / affine residual", found["mean"], parameters.tolerance),
-        near(
+        mf.Claim.mean(
+            "Gaussian: final risk / affine residual", 1.0, found["mean"], parameters.tolerance
+        ),
+        mf.Claim.mean(
             "control (mean zero): final risk / linear residual",
+            1.0,
             found["centred"],
             parameters.tolerance,
         ),
@@ -522,18 +530,6 @@ def farthest(ratios: np.ndarray) -> np.ndarray:
     """Of each row the entry farthest from 1."""
     index = np.argmax(np.abs(ratios - 1), axis=-1)
     return np.take_along_axis(ratios, index[..., None], axis=-1)[..., 0]
-
-
-def near(quantity: str, values: np.ndarray, tolerance: float) -> mf.Claim:
-    """The mean over draws against 1, with a bootstrap interval."""
-    draws = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
-    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
-    interval = (float(low), float(high))
-    inside = abs(values.mean() - 1) <= tolerance
-    verdict = "consistent" if inside else "undecided"
-    if low > 1 + tolerance or high < 1 - tolerance:
-        verdict = "inconsistent"
-    return mf.Claim(quantity, 1.0, float(values.mean()), interval, verdict)
 
 
 if __name__ == "__main__":

@@ -460,18 +460,20 @@ def claims_on_rates(parameters: Parameters, rate, single) -> list[mf.Claim]:
     return [
         bound("least rate / 2 kappa(t), full training", "at least", 1.0, fall[0] / guaranteed[0]),
         bound("least rate / 2 kappa(t), V alone", "at least", 1.0, fall[1] / guaranteed[1]),
-        near(
+        mf.Claim.mean(
             "rate / prediction from the spectrum, full: farthest record",
+            1.0,
             farthest(fall[0] / foretold[0]),
             parameters.sharp_tolerance,
         ),
-        near(
+        mf.Claim.mean(
             "rate / prediction from the spectrum, V alone: farthest record",
+            1.0,
             farthest(fall[1] / foretold[1]),
             parameters.sharp_tolerance,
         ),
-        near("late rate / 2 lambda_min(K_t), full", late[0], parameters.tolerance),
-        near("late rate / 2 lambda_min(K_t), V alone", late[1], parameters.tolerance),
+        mf.Claim.mean("late rate / 2 lambda_min(K_t), full", 1.0, late[0], parameters.tolerance),
+        mf.Claim.mean("late rate / 2 lambda_min(K_t), V alone", 1.0, late[1], parameters.tolerance),
         bound("first rate, full / V alone: least", "at least", 1.0, advantage),
         mf.Claim(
             "residuals along eigenvectors: slope of |rate / 2 lambda_j - 1| in eps",
@@ -498,7 +500,7 @@ def claims_on_map(parameters: Parameters, ball, success, threshold, control) -> 
     words = f"{num} runs below the threshold"
     return [
         bound(f"{words}: at least", "at least", 1.0, np.array([num])),
-        exactly(f"{words}: not converged", failed & below),
+        mf.Claim.bound(f"{words}: not converged", "exactly", 0, np.sum(failed & below)),
         bound(f"{words}: largest length / bound", "at most", 1.0, used[below]),
         bound(f"{words}: largest R(t) / (R(0) e^(-2 kappa_r t))", "at most", 1.0, slow[below]),
         bound(
@@ -507,9 +509,10 @@ def claims_on_map(parameters: Parameters, ball, success, threshold, control) -> 
             1.0,
             ball["least"] / half,
         ),
-        exactly("control (duplicate): converged runs", converged),
-        near(
+        mf.Claim.bound("control (duplicate): converged runs", "exactly", 0, np.sum(converged)),
+        mf.Claim.mean(
             "control (duplicate): final risk / spread of the targets, R(0) <= 1",
+            1.0,
             farthest(floor[:, reachable]),
             parameters.sharp_tolerance,
         ),
@@ -518,36 +521,16 @@ def claims_on_map(parameters: Parameters, ball, success, threshold, control) -> 
 
 def bound(quantity: str, relation: str, limit: float, values: np.ndarray) -> mf.Claim:
     """The worst of the values against a one-sided limit; nothing measured decides nothing."""
-    expected = f"{relation} {limit:g}"
     if not np.size(values):
-        return mf.Claim(quantity, expected, float("nan"), None, "undecided")
-    worst = float(np.min(values) if relation == "at least" else np.max(values))
-    holds = worst >= limit if relation == "at least" else worst <= limit
-    return mf.Claim(quantity, expected, worst, None, "consistent" if holds else "inconsistent")
+        return mf.Claim(quantity, f"{relation} {limit:g}", float("nan"), None, "undecided")
+    worst = np.min(values) if relation == "at least" else np.max(values)
+    return mf.Claim.bound(quantity, relation, limit, worst)
 
 
 def farthest(ratios: np.ndarray) -> np.ndarray:
     """Of each row the entry farthest from 1."""
     index = np.argmax(np.abs(ratios - 1), axis=-1)
     return np.take_along_axis(ratios, index[..., None], axis=-1)[..., 0]
-
-
-def near(quantity: str, values: np.ndarray, tolerance: float) -> mf.Claim:
-    """The mean over draws against 1, with a bootstrap interval."""
-    draws = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
-    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
-    interval = (float(low), float(high))
-    inside = abs(values.mean() - 1) <= tolerance
-    verdict = "consistent" if inside else "undecided"
-    if low > 1 + tolerance or high < 1 - tolerance:
-        verdict = "inconsistent"
-    return mf.Claim(quantity, 1.0, float(values.mean()), interval, verdict)
-
-
-def exactly(quantity: str, wrong: np.ndarray) -> mf.Claim:
-    """A claim that nothing is wrong."""
-    verdict = "inconsistent" if wrong.any() else "consistent"
-    return mf.Claim(quantity, 0.0, float(wrong.sum()), None, verdict)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     along = training["squared_norm"] / (2 * training["kappa"] * training["risk"])
     gap = float(depth["gap"].min())
     return [
-        claim("layers whose kernel is not positive", "exactly", 0.0, (depth["nullity"] > 0).sum()),
+        mf.Claim.bound(
+            "layers whose kernel is not positive", "exactly", 0.0, (depth["nullity"] > 0).sum()
+        ),
         mf.Claim(
             "smallest gap of these ranks",
             "at least 1e3",
@@ -243,16 +245,20 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             None,
             "consistent" if gap >= 1e3 else "undecided",
         ),
-        claim("|grad R|^2 from kernels along depth: gap", "below", 1e-10, depth["kernel_gap"]),
-        claim(
+        mf.Claim.bound(
+            "|grad R|^2 from kernels along depth: gap", "below", 1e-10, depth["kernel_gap"]
+        ),
+        mf.Claim.bound(
             "least |grad R|^2 / (2 kappa R), random targets",
             "at least",
             1.0,
             depth["ratio"].min() / kappa,
         ),
-        claim("least |grad R|^2 / (2 kappa R) along training", "at least", 1.0, along.min()),
-        claim("kappa / best constant", "at most", 1.0, kappa / best),
-        claim("crude kappa / kappa", "at most", 1.0, float(depth["crude_kappa"]) / kappa),
+        mf.Claim.bound(
+            "least |grad R|^2 / (2 kappa R) along training", "at least", 1.0, along.min()
+        ),
+        mf.Claim.bound("kappa / best constant", "at most", 1.0, kappa / best),
+        mf.Claim.bound("crude kappa / kappa", "at most", 1.0, float(depth["crude_kappa"]) / kappa),
         mf.Claim(
             "slope in L of |kappa_L - kappa_2L|",
             parameters.expected_slope,
@@ -260,33 +266,20 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             rate.interval,
             rate.verdict(parameters.expected_slope, parameters.tolerance, min_r_squared=0.999),
         ),
-        claim(
+        mf.Claim.bound(
             "control (duplicate): layers without n null directions",
             "exactly",
             0.0,
             (control["nullity"] != parameters.num_tokens).sum(),
         ),
-        claim("control (duplicate): kappa", "exactly", 0.0, control["kappa"]),
-        claim(
+        mf.Claim.bound("control (duplicate): kappa", "exactly", 0.0, control["kappa"]),
+        mf.Claim.bound(
             "control (duplicate): |grad R|^2 / 2R of opposed targets",
             "below",
             1e-20,
             control["ratio"],
         ),
     ]
-
-
-def claim(quantity: str, relation: str, bound: float, measured) -> mf.Claim:
-    """A one-sided or exact claim."""
-    value = float(measured)
-    holds = {
-        "exactly": value == bound,
-        "below": value < bound,
-        "at most": value <= bound,
-        "at least": value >= bound,
-    }[relation]
-    expected = bound if relation == "exactly" else f"{relation} {bound:g}"
-    return mf.Claim(quantity, expected, value, None, "consistent" if holds else "inconsistent")
 
 
 if __name__ == "__main__":

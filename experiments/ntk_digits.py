@@ -169,8 +169,12 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     named = f"context {most + 1} is context 1 shifted by"
     found = sum(named in str(reason) for reason in control["reasons"])
     return [
-        exactly("null directions of all kernels, by numbers", 0, total(cells, "nullity")),
-        exactly("null directions of all kernels, by theory", 0, total(cells, "predicted")),
+        mf.Claim.bound(
+            "null directions of all kernels, by numbers", "exactly", 0, total(cells, "nullity")
+        ),
+        mf.Claim.bound(
+            "null directions of all kernels, by theory", "exactly", 0, total(cells, "predicted")
+        ),
         mf.Claim("smallest gap of these ranks", "at least 1e3", least, None, undecided),
         mf.Claim(
             f"lambda_min of {most} digits",
@@ -179,8 +183,12 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             bounds,
             "consistent" if bounds[0] > (256 * float(last["noise"])) ** 2 else "inconsistent",
         ),
-        exactly(f"certificates of independence of {most} digits", 1, proof["certified"]),
-        exactly("certificates that hold when checked from the file", 1, proof["verified"]),
+        mf.Claim.bound(
+            f"certificates of independence of {most} digits", "exactly", 1, proof["certified"]
+        ),
+        mf.Claim.bound(
+            "certificates that hold when checked from the file", "exactly", 1, proof["verified"]
+        ),
         mf.Claim(
             f"proved bound / lambda_min of {parameters.num_bounded} digits",
             "above 0, at most 1",
@@ -188,22 +196,17 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             None,
             "consistent" if 0 < tightness <= 1 else "inconsistent",
         ),
-        exactly("control: null directions", parameters.num_queries - 1, control["nullity"]),
-        exactly("control: copies found and named", 1, found),
-        exactly("control: certificates refused", 1, proof["control"]),
+        mf.Claim.bound(
+            "control: null directions", "exactly", parameters.num_queries - 1, control["nullity"]
+        ),
+        mf.Claim.bound("control: copies found and named", "exactly", 1, found),
+        mf.Claim.bound("control: certificates refused", "exactly", 1, proof["control"]),
     ]
 
 
 def total(cells: dict[int, dict[str, np.ndarray]], name: str) -> float:
     """Sum over the numbers of digits."""
     return float(sum(float(cell[name]) for cell in cells.values()))
-
-
-def exactly(quantity: str, expected: float, measured) -> mf.Claim:
-    """A claim about a count."""
-    value = float(measured)
-    verdict = "consistent" if value == expected else "inconsistent"
-    return mf.Claim(quantity, float(expected), value, None, verdict)
 
 
 if __name__ == "__main__":

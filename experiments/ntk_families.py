@@ -223,7 +223,12 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     predicted = sum(int(proof["predicted"]) for proof in proved.values())
     certified = sum(int(proof["certified"]) for proof in proved.values())
     claims = [
-        exactly("kernels of distinct parameters that are not positive", 0, int((null > 0).sum())),
+        mf.Claim.bound(
+            "kernels of distinct parameters that are not positive",
+            "exactly",
+            0,
+            int((null > 0).sum()),
+        ),
         mf.Claim(
             "smallest gap of these ranks",
             "at least 1e3",
@@ -231,8 +236,12 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             None,
             "consistent" if gaps.min() >= 1e3 else "undecided",
         ),
-        exactly(f"null directions predicted, N = {parameters.most_contexts}", 0, predicted),
-        exactly("families whose independence is certified", len(FAMILIES), certified),
+        mf.Claim.bound(
+            f"null directions predicted, N = {parameters.most_contexts}", "exactly", 0, predicted
+        ),
+        mf.Claim.bound(
+            "families whose independence is certified", "exactly", len(FAMILIES), certified
+        ),
     ]
     for family in FAMILIES:
         slopes = {
@@ -264,15 +273,13 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     lost = int((translates != NUM_QUERIES - 1).sum())
     return [
         *claims,
-        exactly("control: kernels of Gaussians with another nullity than predicted", 0, wrong),
-        exactly("control: kernels of translates without K - 1 null directions", 0, lost),
+        mf.Claim.bound(
+            "control: kernels of Gaussians with another nullity than predicted", "exactly", 0, wrong
+        ),
+        mf.Claim.bound(
+            "control: kernels of translates without K - 1 null directions", "exactly", 0, lost
+        ),
     ]
-
-
-def exactly(quantity: str, expected: int, measured: int) -> mf.Claim:
-    """A claim about a count."""
-    verdict = "consistent" if measured == expected else "inconsistent"
-    return mf.Claim(quantity, float(expected), float(measured), None, verdict)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,48 @@ class Claim:
             "pass one of them",
         )
 
+    @classmethod
+    def bound(cls, quantity: str, relation: str, limit: float | int, measured: Any) -> "Claim":
+        """A number against a limit, to which nothing is added for errors; NaN refutes it.
+
+        Args: relation, "exactly", "below", "at most", "at least" or "above".
+        Raises: `MeanfieldError` on another relation.
+        """
+        value = float(measured)
+        holds = {
+            "exactly": value == limit,
+            "below": value < limit,
+            "at most": value <= limit,
+            "at least": value >= limit,
+            "above": value > limit,
+        }
+        require(
+            relation in holds,
+            f"the relation {relation!r}",
+            ", ".join(holds),
+            "pass one of them",
+        )
+        expected = float(limit) if relation == "exactly" else f"{relation} {limit:g}"
+        return cls(quantity, expected, value, None, CONSISTENT if holds[relation] else INCONSISTENT)
+
+    @classmethod
+    def mean(
+        cls, quantity: str, expected: float | int, draws: Any, tolerance: float | int
+    ) -> "Claim":
+        """The mean of independent draws in a band, with its 95% bootstrap interval.
+
+        Consistent if the mean lies within ``tolerance`` of ``expected``, inconsistent if the whole
+        interval lies outside, else undecided.
+        """
+        draws = np.asarray(draws, dtype=float)
+        chosen = np.random.default_rng(0).integers(len(draws), size=(2000, len(draws)))
+        low, high = np.quantile(draws[chosen].mean(axis=1), [0.025, 0.975])
+        measured = float(draws.mean())
+        verdict = CONSISTENT if abs(measured - expected) <= tolerance else UNDECIDED
+        if low > expected + tolerance or high < expected - tolerance:
+            verdict = INCONSISTENT
+        return cls(quantity, float(expected), measured, (float(low), float(high)), verdict)
+
     def sentence(self) -> str:
         """``slope -0.502 [-0.53, -0.47], expected -0.5: consistent``."""
         words = [self.quantity, _short(self.measured)]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanfield as mf
+from meanfield.laws._parameters import is_shape
 
 ORDER_TOLERANCE = 0.15
 SMALLEST_R_SQUARED = 0.999
@@ -83,7 +84,6 @@ def random_measure(
         values = scale * generator.normal(size=(rows, num_particles, *shape))
         return jnp.asarray(np.broadcast_to(values, (grid.num_cells, *values.shape[1:])))
 
-    is_shape = lambda node: isinstance(node, tuple) and all(isinstance(i, int) for i in node)  # noqa: E731
     particles = jax.tree.map(draw, shapes, is_leaf=is_shape)
     log_weights = None
     if weighted:

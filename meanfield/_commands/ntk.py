@@ -320,8 +320,10 @@ def _queries(given: str, contexts: Sequence[Any]) -> Any:
 
 def _require_memory(pairs: Any, options: NtkOptions) -> None:
     """Refuse a factor F too large for a dense SVD: running out of memory would end the process."""
+    from meanfield.ntk.report import default_num_heads
+
     dim, num_pairs = pairs.dim, pairs.num_pairs
-    num_heads = options.heads or max(64, -(-2 * num_pairs // dim))
+    num_heads = options.heads or default_num_heads(pairs)
     is_scalar = options.part in (None, "V") and options.field == "attention"
     rows, columns = (1, num_pairs) if is_scalar else (2 * dim, num_pairs * dim)
     entries = num_heads * dim * rows * columns
@@ -364,10 +366,11 @@ def _neurons(pairs: Any, options: NtkOptions) -> tuple[Any, Any, float]:
     import jax
 
     import meanfield as mf
+    from meanfield.ntk.report import default_num_heads
 
     radius = float(np.sqrt((pairs.queries**2).sum(axis=1)).max())
     scale = options.scale if options.scale is not None else 2.0 / (radius or 1.0)
-    num = max(64, -(-2 * pairs.num_pairs // pairs.dim)) if options.heads is None else options.heads
+    num = default_num_heads(pairs) if options.heads is None else options.heads
     field, grid = mf.Perceptron(), mf.DepthGrid.uniform(1)
     law = mf.EntrywiseGaussian(u=1.0, w=scale, b=1.0)
     key = jax.random.key(options.seed)

@@ -16,6 +16,7 @@ import numpy as np
 from meanfield._checks import require
 from meanfield._numerics import PAIR_BUDGET, chunk_size, chunked_sum_and_map
 from meanfield._typing import Array, Float, Int, Particle, Particles, PyTree
+from meanfield.laws._parameters import is_shape
 from meanfield.measures import ParameterMeasure, TokenMeasure
 
 
@@ -152,9 +153,7 @@ def require_field(name: str, field: object) -> None:
 
 def require_fitting(field: AbstractField, rho: ParameterMeasure, mu: TokenMeasure) -> None:
     """Raise unless the particles of ``rho`` have the shapes and the dtype that tokens ask for."""
-    expected = field.particle_shapes(mu.dim)
-    is_shape = lambda node: isinstance(node, tuple) and all(isinstance(i, int) for i in node)  # noqa: E731
-    wanted, wanted_tree = jax.tree.flatten(expected, is_leaf=is_shape)
+    wanted, wanted_tree = jax.tree.flatten(field.particle_shapes(mu.dim), is_leaf=is_shape)
     given, given_tree = jax.tree.flatten(rho.particles)
     require(
         given_tree == wanted_tree,

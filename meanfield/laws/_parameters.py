@@ -13,7 +13,7 @@ from meanfield._checks import require
 from meanfield._typing import Array, Key, Particles
 
 
-def _is_shape(node: Any) -> bool:
+def is_shape(node: Any) -> bool:
     """A plain tuple of integers is a leaf; a NamedTuple of such is not."""
     return type(node) is tuple and all(isinstance(size, int) for size in node)
 
@@ -80,7 +80,7 @@ class AbstractParameterLaw(abc.ABC):
         Returns: the same pytree with arrays ``[M, *shape]``.
         Raises: `MeanfieldError` if a leaf has no scale or a scale has no leaf.
         """
-        leaves, structure = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=_is_shape)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_shape)
         names = [_leaf_name(path) for path, _ in leaves]
         if isinstance(self.scales, dict):
             require(

@@ -10,19 +10,17 @@ import numpy as np
 from meanfield._checks import (
     MeanfieldError,
     NonFiniteError,
-    is_concrete,
     require,
     require_finite,
 )
 from meanfield._runtime import guard_runtime
 from meanfield._typing import Array
 from meanfield.fields import AttentionAV, AttentionQKV, SoftmaxAttention
-from meanfield.fields.base import AbstractField
+from meanfield.fields.base import AbstractField, require_field
 from meanfield.laws import AbstractLaw, Empirical
+from meanfield.laws._parameters import is_shape
 from meanfield.measures import TokenMeasure
-from meanfield.ntk.pairs import Pairs, evaluate, sizes_of
-
-EPS = float(np.finfo(np.float64).eps)
+from meanfield.ntk.pairs import EPS, Pairs, evaluate, sizes_of
 
 
 class Factor(NamedTuple):
@@ -125,13 +123,7 @@ def checked_particles(
     field: AbstractField, particles: Any, pairs: Pairs, log_weights: Any
 ) -> tuple[Any, np.ndarray]:
     """One cell's particles in float64 and their masses, after all checks."""
-    require(
-        isinstance(field, AbstractField),
-        f"field is {type(field).__name__}",
-        "an instance of a field",
-        "pass mf.SoftmaxAttention('av')",
-    )
-    is_shape = lambda node: isinstance(node, tuple) and all(isinstance(i, int) for i in node)  # noqa: E731
+    require_field("field", field)
     wanted, wanted_tree = jax.tree.flatten(field.particle_shapes(pairs.dim), is_leaf=is_shape)
     leaves, tree = jax.tree.flatten(particles)
     num = leaves[0].shape[0] if leaves and np.ndim(leaves[0]) else 0
@@ -184,6 +176,8 @@ def _attention_factor(
     # Column-major: a smallest eigenvalue at large P works in the place of this very array.
     matrix = np.zeros((num * rows, columns), order="F")
     noise = np.zeros(columns)
+    scores = _score_norms(field, particles)[:, None]
+    of_values = 0.0 if part == "V" else _score_size(field, particles, weights)
     for number, law in enumerate(pairs.laws):
         here = np.flatnonzero(pairs.index == number)
         if not len(here):
@@ -191,7 +185,7 @@ def _attention_factor(
         x = pairs.queries[here]
         z = tilts(field, particles, x)
         m = evaluate(law, z, 1)
-        errors = _rounding(law, z, m, weights, _score_norms(field, particles)[:, None] * norms(x))
+        errors = _rounding(law, z, m, weights, scores * norms(x))
         if part == "V":
             block = roots[:, None, None] * np.moveaxis(m, 1, 2)  # [M, d, K]
             matrix[:, here] = block.reshape(num * dim, len(here))
@@ -200,7 +194,7 @@ def _attention_factor(
         value = roots[:, None, None] * particles.V
         block = _score_block(field, particles, value, x, evaluate(law, z, 2))  # [M, rows, K, d]
         chosen = (here[:, None] * dim + np.arange(dim)).ravel()
-        each = _score_size(field, particles, weights) * norms(x) * errors[1]
+        each = of_values * norms(x) * errors[1]
         if part == "full":
             block = np.concatenate([_value_block(roots[:, None, None] * m), block], axis=1)
             each = np.hypot(each, errors[0])
@@ -327,7 +321,6 @@ def _jacobian_factor(
             continue
         mu = TokenMeasure(law.points, law.log_weights)
         leaves = jax.tree.leaves(_jacobians(field, particles, jnp.asarray(x), mu))
-        assert is_concrete(*leaves)
         some = [
             np.moveaxis(np.asarray(leaf).reshape(num, len(x) * dim, -1), 1, 2)
             for name, leaf in zip(names, leaves, strict=True)

@@ -21,6 +21,7 @@ from meanfield.laws import AbstractLaw, AffineImage, Convolution, Empirical, Pro
 from meanfield.measures import TokenMeasure
 
 QUERY_SYNTAX = "own, one, shared:K, an array [K, d], or one array [K_i, d] for each context"
+EPS = float(np.finfo(np.float64).eps)
 _LARGEST_ENTRIES = 2**22  # of one [points, tokens] array of scores: 32 MiB
 
 

@@ -12,11 +12,11 @@ from meanfield.fields import AttentionAV, AttentionQKV, SoftmaxAttention
 from meanfield.fields.base import AbstractField
 from meanfield.laws import EntrywiseGaussian, UniformBall
 from meanfield.ntk.injectivity import Prediction, predicted_nullity, reasons
+from meanfield.ntk.injectivity._reasons import Names
 from meanfield.ntk.kernel import checked_particles, factor
 from meanfield.ntk.pairs import Pairs, evaluate, moderate, pairs_of
-from meanfield.ntk.spectra import Spectrum, decide_rank, spectrum
+from meanfield.ntk.spectra import DROPPED, Spectrum, decide_rank, spectrum
 
-VERDICTS = ("positive", "not positive", "undecided")
 _LARGEST_HEADS = 2**28  # numbers: 2 GiB
 _INSIDE = 0.9  # of the domain's radius: where a law is finite on a ball only
 _SCORE = 2.0  # s R |x|: the head scale at which few contexts are best told apart
@@ -59,6 +59,11 @@ def default_scale(pairs: Pairs) -> float:
     return _SCORE / (typical * length)
 
 
+def default_num_heads(pairs: Pairs) -> int:
+    """M = max(64, ceil(2 P / d)): twice what the rank needs at least, where tokens span R^d."""
+    return max(64, -(-2 * pairs.num_pairs // pairs.dim))
+
+
 def draw_heads(
     pairs: Pairs,
     *,
@@ -82,7 +87,7 @@ def draw_heads(
     Reference: our choice, docs/theory.md 3.8.
     """
     dim = pairs.dim
-    num_heads = max(64, -(-2 * pairs.num_pairs // dim)) if num_heads is None else num_heads
+    num_heads = default_num_heads(pairs) if num_heads is None else num_heads
     require_positive_integer("num_heads", num_heads)
     if head_dim is not None:
         require_positive_integer("head_dim", head_dim)
@@ -339,7 +344,7 @@ def _predicted(prediction: Prediction, heads: Heads, pairs: Pairs, part: str) ->
     """The larger of Theorem A's nullity and what M generic heads leave at least."""
     dim, span, num = pairs.dim, prediction.span_dim, heads.num_heads
     if part == "V":
-        return max(prediction.nullity, pairs.num_pairs - num * span)
+        return prediction.for_heads(num)
     # Dimension of the directions dA x that one head offers, A of rank k where it is factorised.
     seen = int(np.linalg.matrix_rank(pairs.queries))
     rank = dim if isinstance(heads.particles, AttentionAV) else heads.particles.Q.shape[-2]
@@ -377,24 +382,18 @@ def _equal_features(matrix: np.ndarray, found: Spectrum, pairs: Pairs) -> list[s
     if not found.nullity:
         return []
     columns = matrix.reshape(len(matrix), pairs.num_pairs, -1)
-    said = []
-    level = 256 * found.noise
+    said, names = [], Names(pairs)
+    level = DROPPED * found.noise
     for b in range(pairs.num_pairs):
-        name = _pair_name(pairs, b)
+        name = names.queries(np.array([b]), own=True)
         if np.linalg.norm(columns[:, b]) <= level:
             said.append(f"{name} has no features")
             continue
         for a in range(b):
             if np.linalg.norm(columns[:, a] - columns[:, b]) <= level:
-                said.append(f"{name} has the features of {_pair_name(pairs, a)}")
+                said.append(f"{name} has the features of {names.queries(np.array([a]), own=True)}")
                 break
     return said or ["a combination of several pairs has no features; see the null directions"]
-
-
-def _pair_name(pairs: Pairs, number: int) -> str:
-    context = pairs.index[number]
-    query = int(np.sum(pairs.index[:number] == context)) + 1
-    return f"query {query} of context {context + 1}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -465,8 +464,7 @@ def suggest(
     Reference: our choice, docs/theory.md 3.8.
     """
     pairs = moderate(pairs_of(contexts, queries, seed=seed))
-    needed = -(-pairs.num_pairs // pairs.dim)
-    most = 4 * max(64, 2 * needed) if max_heads is None else max_heads
+    most = 4 * default_num_heads(pairs) if max_heads is None else max_heads
     require_positive_integer("max_heads", most)
     require_positive_integer("num_scales", num_scales)
     is_bounded = any(math.isfinite(law.domain_radius()) for law in pairs.laws)

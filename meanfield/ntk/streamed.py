@@ -16,8 +16,8 @@ from meanfield._numerics import chunk_size
 from meanfield._typing import Array, Float
 from meanfield.fields import SoftmaxAttention
 from meanfield.laws import AbstractLaw, Empirical
-from meanfield.ntk.kernel import EPS, checked_particles, factor, tilts
-from meanfield.ntk.pairs import Pairs, power_of_two, with_tokens
+from meanfield.ntk.kernel import checked_particles, factor, tilts
+from meanfield.ntk.pairs import EPS, Pairs, power_of_two, with_tokens
 from meanfield.ntk.spectra import DROPPED
 
 _SCORES = 2**21  # entries of one [heads, queries, tokens] array: 16 MiB

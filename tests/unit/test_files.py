@@ -10,6 +10,7 @@ import pytest
 
 import meanfield as mf
 from meanfield._files import read_arrays, write_arrays
+from meanfield.ntk import Certificate
 
 
 class Malice:
@@ -61,3 +62,19 @@ def test_what_is_written_is_read(tmp_path):
         assert archive.testzip() is None
     np.save(tmp_path / "y.npy", np.eye(2))
     np.testing.assert_array_equal(read_arrays(tmp_path / "y.npy")["points"], np.eye(2))
+
+
+def test_what_is_no_regular_file_is_refused_before_it_is_read(tmp_path):
+    """Reading a pipe waits for a writer, and a device may never end."""
+    pipes = [tmp_path / "pipe.npy", tmp_path / "pipe.json"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    endless = tmp_path / "endless.csv"
+    endless.symlink_to("/dev/zero")
+    for read, path in (
+        (read_arrays, pipes[0]),
+        (mf.TokenMeasure.load, endless),
+        (Certificate.load, pipes[1]),
+    ):
+        with pytest.raises(mf.MeanfieldError, match="no regular file"):
+            read(path)

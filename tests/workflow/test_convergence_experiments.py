@@ -1,16 +1,13 @@
 """Training where the kernel is positive and where it is not: claims, figures, spoiled cells."""
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import meanfield as mf
-from meanfield._commands import catalogue
-from meanfield.records import RunDirectory
 from tests.workflow.command_line import call, refused
+from tests.workflow.small_runs import SmallRuns
 
 SMALL: dict[str, dict[str, Any]] = {
     "linear_rate": {
@@ -46,53 +43,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-class Quiet:
-    """The runner's progress, silent."""
-
-    def task(self, items, label):
-        return items
-
-    def note(self, text):
-        pass
-
-
-class Runs:
-    """Each experiment's module, run directory and claims; run when first asked for."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.kept = folder, {}
-
-    def __call__(self, name: str):
-        if name not in self.kept:
-            module: Any = catalogue.load(
-                catalogue.locate("experiments", name), ("Parameters", "run")
-            )
-            parameters = module.Parameters(**SMALL[name])
-            directory = RunDirectory.create(
-                self.folder / "results" / name, name=name, configuration={"parameters": parameters}
-            )
-            claims = module.run(parameters, directory, Quiet())
-            directory.finish(claims)
-            self.kept[name] = module, directory, {claim.quantity: claim for claim in claims}
-        return self.kept[name]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("convergence"))
-
-
-def again(runs: Runs, name: str, folder: Path, spoil=None, **changes) -> list[mf.Claim]:
-    """The claims of the same cells, some of them altered, under other parameters."""
-    module, directory, _ = runs(name)
-    other = RunDirectory.create(folder / "again", name=name, configuration={})
-    for cell in (directory.path / "cells").iterdir():
-        key = cell.name.removesuffix(".npz")
-        with np.load(cell) as stored:
-            arrays = dict(stored)
-        other.cached(key, lambda: (spoil or (lambda key, arrays: arrays))(key, arrays))  # noqa: B023
-    parameters = dataclasses.replace(module.Parameters(**SMALL[name]), **changes)
-    return module.run(parameters, other, Quiet())
+    return SmallRuns(tmp_path_factory.mktemp("convergence"), SMALL)
 
 
 def wrong(claims: list[mf.Claim]) -> set[str]:
@@ -141,7 +94,7 @@ def test_linear_rate_fails_where_its_numbers_are_others(runs, tmp_path):
             arrays["ratio"] = 1e-3 * arrays["ratio"]
         return arrays
 
-    claims = again(runs, "linear_rate", tmp_path, spoil)
+    claims = runs.again("linear_rate", tmp_path, spoil)
     assert len([claim for claim in claims if claim.verdict == "inconsistent"]) >= 9
     assert "control (duplicate)" in wrong(claims)
 
@@ -154,7 +107,7 @@ def test_plateaus_fail_where_they_are_others(runs, tmp_path):
             arrays["final"] = 0.9 * arrays["affine"]
         return arrays
 
-    claims = again(runs, "failure_modes", tmp_path, spoil, expected_slope=1.0)
+    claims = runs.again("failure_modes", tmp_path, spoil, expected_slope=1.0)
     right = [claim.quantity for claim in claims if claim.verdict != "inconsistent"]
     assert [quantity for quantity in right if "null directions" not in quantity] == []
 
@@ -173,13 +126,11 @@ def test_training_limit_is_fitted_from_stored_distances_and_can_fail(runs, tmp_p
             arrays["assigned"] = 2 + arrays["assigned"]
         return arrays
 
-    claims = again(
-        runs, "training_limit", tmp_path, spoil, expected_slope=-1.0, expected_depth=-2.0
-    )
+    claims = runs.again("training_limit", tmp_path, spoil, expected_slope=-1.0, expected_depth=-2.0)
     right = [claim.quantity for claim in claims if claim.verdict != "inconsistent"]
     assert right == ["risk of the limit, end / start", "control (copies of four heads): slope in M"]
     (tmp_path / "again").rename(tmp_path / "first")
-    assert wrong(again(runs, "training_limit", tmp_path, spoil)) == {
+    assert wrong(runs.again("training_limit", tmp_path, spoil)) == {
         "conditional Wasserstein / labelled distance, largest over M",
         "control (copies of four heads)",
     }
@@ -207,7 +158,7 @@ def test_lazy_to_rich_is_fitted_from_stored_movements_and_can_fail(runs, tmp_pat
             arrays["kernel"] = arrays["kernel"] * np.array([1.0, 5.0, 25.0, 125.0])
         return arrays
 
-    claims = again(runs, "lazy_to_rich", tmp_path, spoil)
+    claims = runs.again("lazy_to_rich", tmp_path, spoil)
     assert {claim.verdict for claim in claims} == {"inconsistent"}
 
 

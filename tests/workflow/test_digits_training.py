@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
+from tests.workflow.small_runs import QUIET
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -43,16 +44,6 @@ def load(folder: str):
     return module
 
 
-class Quiet:
-    """The runner's progress, silent."""
-
-    def task(self, items, label):
-        return items
-
-    def note(self, text):
-        pass
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     experiment = load("experiments")
@@ -62,7 +53,7 @@ def small(tmp_path_factory):
         name="digits_training",
         configuration={"parameters": parameters},
     )
-    claims = experiment.run(parameters, directory, Quiet())
+    claims = experiment.run(parameters, directory, QUIET)
     directory.finish(claims)
     return experiment, directory, {claim.quantity: claim for claim in claims}
 
@@ -103,7 +94,7 @@ def test_an_accuracy_that_is_not_reached_is_inconsistent(small, tmp_path):
         experiment.Parameters(**SMALL), expected_accuracy=1.01, num_steps=1, fit_steps=5
     )
     directory = mf.RunDirectory.create(tmp_path / "run", name="x", configuration={})
-    claims = experiment.run(parameters, directory, Quiet())
+    claims = experiment.run(parameters, directory, QUIET)
     verdicts = {claim.quantity: claim.verdict for claim in claims}
     assert verdicts["classify: test accuracy"] == "inconsistent"
     assert verdicts["fit: final risk / initial risk"] == "inconsistent"

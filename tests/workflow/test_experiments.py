@@ -11,6 +11,7 @@ import pytest
 from meanfield._commands import catalogue
 from meanfield.records import Claim, RunDirectory
 from tests.workflow.command_line import ROOT, call, process, refused
+from tests.workflow.small_runs import DRAW_WITHOUT_JAX
 
 EXPERIMENTS = catalogue.names("experiments")
 LIMITS = {
@@ -251,15 +252,6 @@ def test_presets_fit_their_experiments(name, preset):
         assert (list(found) if isinstance(found, tuple) else found) == value
     assert module.FIGURE is None or (ROOT / "figures" / f"{module.FIGURE}.py").exists()
     assert "\n" not in module.CLAIM + module.COST
-
-
-DRAW_WITHOUT_JAX = """
-import sys
-for name in ("jax", "jaxlib", "equinox", "diffrax"):
-    sys.modules[name] = None
-from meanfield.__main__ import main
-sys.exit(main(["figures", *sys.argv[1:], "--results", "results"]))
-"""
 
 
 def test_figures_of_the_limits_need_no_solver(here):

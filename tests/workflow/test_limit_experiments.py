@@ -1,6 +1,5 @@
 """Joint limits, stability, long depth, causality at toy size: claims that hold and can fail."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 
 import meanfield as mf
 from meanfield._commands import catalogue
-from meanfield.records import RunDirectory
 from tests.workflow.command_line import process
-from tests.workflow.test_experiments import DRAW_WITHOUT_JAX
-from tests.workflow.test_ntk_experiments import Quiet
+from tests.workflow.small_runs import DRAW_WITHOUT_JAX, SmallRuns
 
 SMALL: dict[str, dict[str, Any]] = {
     "joint_limit": {
@@ -65,45 +62,18 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-class Runs:
-    """Each experiment's module, run directory and claims; run when first asked for."""
-
-    def __init__(self, folder):
-        self.folder, self.kept = folder, {}
-
-    def __call__(self, name: str):
-        if name not in self.kept:
-            module: Any = catalogue.load(
-                catalogue.locate("experiments", name), ("Parameters", "run")
-            )
-            if name == "joint_limit":
-                module.NUM_BOOTSTRAP = 60
-            parameters = module.Parameters(**SMALL[name])
-            directory = RunDirectory.create(
-                self.folder / "results" / name, name=name, configuration={"parameters": parameters}
-            )
-            claims = module.run(parameters, directory, Quiet())
-            directory.finish(claims)
-            self.kept[name] = module, directory, {claim.quantity: claim for claim in claims}
-        return self.kept[name]
-
-    def again(self, name: str, folder, spoil=None, **changes) -> dict[str, str]:
-        """Verdicts on the same cells, some of them altered, under other parameters."""
-        module, directory, _ = self(name)
-        other = RunDirectory.create(folder / "again", name=name, configuration={})
-        for cell in (directory.path / "cells").iterdir():
-            key = cell.name.removesuffix(".npz")
-            with np.load(cell) as stored:
-                arrays = dict(stored)
-            arrays = spoil(key, arrays) if spoil else arrays
-            other.cached(key, lambda: arrays)  # noqa: B023 - used now
-        parameters = dataclasses.replace(module.Parameters(**SMALL[name]), **changes)
-        return {c.quantity: c.verdict for c in module.run(parameters, other, Quiet())}
+def prepare(name, module, directory):
+    if name == "joint_limit":
+        module.NUM_BOOTSTRAP = 60
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("limits"))
+    return SmallRuns(tmp_path_factory.mktemp("limits"), SMALL, prepare)
+
+
+def verdicts_of(claims: list[mf.Claim]) -> dict[str, str]:
+    return {claim.quantity: claim.verdict for claim in claims}
 
 
 def wrong(verdicts: dict[str, str]) -> set[str]:
@@ -144,7 +114,7 @@ def test_joint_laws_are_those_of_the_stored_cells_and_swapped_families_fail(runs
         other = {"constant": "independent", "independent": "constant"}[family]
         return directory.cached(f"{other},{rest}", dict)
 
-    verdicts = runs.again("joint_limit", tmp_path, swap)
+    verdicts = verdicts_of(runs.again("joint_limit", tmp_path, swap))
     assert wrong(verdicts) >= {
         "constant: fluctuation's slope in L",
         "independent: fluctuation's slope in L",
@@ -177,7 +147,7 @@ def test_stability_is_bounded_linear_and_of_first_order_and_can_fail(runs, tmp_p
             arrays["heun"] = arrays["heun"] + 0.1
         return arrays
 
-    assert wrong(runs.again("stability", tmp_path, spoil)) >= {
+    assert wrong(verdicts_of(runs.again("stability", tmp_path, spoil))) >= {
         "tokens: largest distance over Groenwall's bound",
         "tokens: slope of W2 of the final laws",
         "training: order of Euler's steps in dt",
@@ -208,7 +178,7 @@ def test_clusters_are_counted_and_other_numbers_fail(runs, tmp_path):
             arrays["closure"] = 2 * arrays["closure"]
         return arrays
 
-    failed = wrong(runs.again("clustering", tmp_path, spoil, expected_rate=-1.0))
+    failed = wrong(verdicts_of(runs.again("clustering", tmp_path, spoil, expected_rate=-1.0)))
     assert failed >= {
         "equiangular, sphere: slope in L of RK4 against the closed equation",
         "clouds in one point at the end, beta <= 1",
@@ -236,7 +206,9 @@ def test_the_gram_recursion_is_that_of_its_formula_and_other_slopes_fail(runs, t
     def spoil(key, arrays):  # a mean field that is the limit after all
         return arrays | {"control": arrays.get("gram")} if "gram" in arrays else arrays
 
-    failed = wrong(runs.again("embedding_and_heads", tmp_path, spoil, expected_shift=-0.5))
+    failed = wrong(
+        verdicts_of(runs.again("embedding_and_heads", tmp_path, spoil, expected_shift=-0.5))
+    )
     assert "d/M fixed, tokens against the mean field: slope in d" in failed
     assert "d/M fixed, V-kernel of the first layer against its mean: slope in d" in failed
 
@@ -258,7 +230,7 @@ def test_invariants_are_kept_and_broken_ones_fail(runs, tmp_path):
             arrays["varying"] = arrays["drift"]
         return arrays
 
-    assert wrong(runs.again("adjoint_order", tmp_path, spoil)) == {
+    assert wrong(verdicts_of(runs.again("adjoint_order", tmp_path, spoil))) == {
         "euler: change of the pairing along depth",
         "euler: continuous against discrete adjoint, slope in L",
         "control (heads that vary with depth): slope in L of the Hamiltonian's drift",
@@ -285,7 +257,7 @@ def test_prefix_laws_carry_causal_attention_and_other_kernels_fail(runs, tmp_pat
             arrays["control"] = arrays["full_lazy"]
         return arrays
 
-    failed = wrong(runs.again("causal", tmp_path, spoil, expected_slope=-2.0))
+    failed = wrong(verdicts_of(runs.again("causal", tmp_path, spoil, expected_slope=-2.0)))
     assert failed == {
         "momenta of tokens after the only one with loss",
         "continuous against discrete adjoint: slope in L",

@@ -1,7 +1,5 @@
 """The tangent kernel's experiments at toy size: claims, figures, resume, controls that can fail."""
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 
 import meanfield as mf
 from meanfield._commands import catalogue
-from meanfield.records import RunDirectory
 from tests.workflow.command_line import process
-from tests.workflow.test_experiments import DRAW_WITHOUT_JAX
+from tests.workflow.small_runs import DRAW_WITHOUT_JAX, SmallRuns
 
 SMALL: dict[str, dict[str, Any]] = {
     "ntk_families": {"most_contexts": 2, "num_replicates": 2, "num_heads": 24},
@@ -39,60 +36,23 @@ SMALL: dict[str, dict[str, Any]] = {
 LINES = ("P1", "N1", "N16'", "N17")  # the whole table has its own test in tests/exact
 
 
-class Quiet:
-    """The runner's progress, silent."""
-
-    def task(self, items, label):
-        return items
-
-    def note(self, text):
-        pass
-
-
-class Runs:
-    """Each experiment's module, run directory and claims; run when first asked for."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.kept = folder, {}
-
-    def __call__(self, name: str):
-        if name not in self.kept:
-            module: Any = catalogue.load(
-                catalogue.locate("experiments", name), ("Parameters", "run")
-            )
-            if name == "ntk_controls":
-                module.LINES = tuple(line for line in module.LINES if line.name in LINES)
-                module.PARTS = tuple(line for line in module.PARTS if line.name == "Q2")
-            parameters = module.Parameters(**SMALL[name])
-            directory = RunDirectory.create(
-                self.folder / "results" / name, name=name, configuration={"parameters": parameters}
-            )
-            if name == "ntk_depth":  # five compilations that the smoke preset is there for
-                for num_cells in (4, 8, 16, 32, 64):
-                    cell = {"kappa": np.array(0.01 + 0.001 / num_cells)}
-                    directory.cached(f"L={num_cells}", lambda: cell)  # noqa: B023 - used now
-            claims = module.run(parameters, directory, Quiet())
-            directory.finish(claims)
-            self.kept[name] = module, directory, {claim.quantity: claim for claim in claims}
-        return self.kept[name]
+def prepare(name, module, directory):
+    if name == "ntk_controls":
+        module.LINES = tuple(line for line in module.LINES if line.name in LINES)
+        module.PARTS = tuple(line for line in module.PARTS if line.name == "Q2")
+    if name == "ntk_depth":  # five compilations that the smoke preset is there for
+        for num_cells in (4, 8, 16, 32, 64):
+            cell = {"kappa": np.array(0.01 + 0.001 / num_cells)}
+            directory.cached(f"L={num_cells}", lambda: cell)  # noqa: B023 - used now
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("ntk"))
+    return SmallRuns(tmp_path_factory.mktemp("ntk"), SMALL, prepare)
 
 
-def again(runs: Runs, name: str, folder: Path, spoil=None, **changes) -> dict[str, mf.Claim]:
-    """The claims of the same cells, some of them altered, under other parameters."""
-    module, directory, _ = runs(name)
-    other = RunDirectory.create(folder / "again", name=name, configuration={})
-    for cell in (directory.path / "cells").iterdir():
-        key = cell.name.removesuffix(".npz")
-        with np.load(cell) as stored:
-            arrays = dict(stored)
-        other.cached(key, lambda: (spoil or (lambda key, arrays: arrays))(key, arrays))  # noqa: B023
-    parameters = dataclasses.replace(module.Parameters(**SMALL[name]), **changes)
-    return {claim.quantity: claim for claim in module.run(parameters, other, Quiet())}
+def again(runs: SmallRuns, name: str, *rest, **changes) -> dict[str, mf.Claim]:
+    return {claim.quantity: claim for claim in runs.again(name, *rest, **changes)}
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -320,3 +320,35 @@ def test_seconds_add_up_over_resumes(run, monkeypatch):
         again.abandon("interrupted")
         clock[0] += 1000.0  # nobody is at work
     assert again.manifest["seconds"] == mf.RunDirectory.open(run.path).manifest["seconds"] == 23.0
+
+
+@pytest.mark.parametrize(
+    ("relation", "holds"),
+    [
+        ("exactly", (False, True, False)),
+        ("below", (True, False, False)),
+        ("at most", (True, True, False)),
+        ("at least", (False, True, True)),
+        ("above", (False, False, True)),
+    ],
+)
+def test_a_bound_is_kept_or_refuted_on_either_side_of_its_limit(relation, holds):
+    claims = [mf.Claim.bound("a number", relation, 2, value) for value in (1.5, 2.0, 2.5)]
+    assert tuple(claim.verdict == "consistent" for claim in claims) == holds
+    assert claims[0].expected == (2.0 if relation == "exactly" else f"{relation} 2")
+    assert mf.Claim.bound("a number", relation, 2, np.nan).verdict == "inconsistent"
+    with pytest.raises(mf.MeanfieldError, match="relation"):
+        mf.Claim.bound("a number", "about", 2, 2)
+
+
+def test_a_mean_is_judged_by_its_band_and_its_interval():
+    draws = 1 + 0.1 * np.random.default_rng(1).normal(size=400)
+    claim = mf.Claim.mean("a mean", 1, draws, 0.05)
+    assert claim.verdict == "consistent"
+    assert claim.interval is not None
+    low, high = claim.interval
+    half = 1.96 * draws.std(ddof=1) / 20
+    assert low == pytest.approx(draws.mean() - half, abs=0.1 * half)
+    assert high == pytest.approx(draws.mean() + half, abs=0.1 * half)
+    assert mf.Claim.mean("a mean", 2, draws, 0.05).verdict == "inconsistent"
+    assert mf.Claim.mean("a mean", draws.mean() + 0.0501, draws, 0.05).verdict == "undecided"

@@ -10,9 +10,8 @@ import numpy as np
 from meanfield._checks import NonFiniteError
 from meanfield._typing import Array, Bool
 from meanfield.laws import AbstractLaw, Empirical
-from meanfield.ntk.pairs import evaluate, power_of_two, sizes_of, with_tokens
+from meanfield.ntk.pairs import EPS, evaluate, power_of_two, sizes_of, with_tokens
 
-EPS = float(np.finfo(np.float64).eps)
 # Distance of the points from 0 in units of one over the standard deviation: below, every CGF is
 # its quadratic part; above, bounded laws show no more than their extreme points.
 _NEAREST, _FARTHEST = 0.5, 32.0

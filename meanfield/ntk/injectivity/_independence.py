@@ -9,14 +9,13 @@ from scipy.linalg import qr
 from meanfield._checks import require, require_positive_integer
 from meanfield._runtime import require_double
 from meanfield.ntk.injectivity._functions import (
-    EPS,
     Functions,
     candidate_points,
     facts_of,
     modulo_functions,
     values_at,
 )
-from meanfield.ntk.pairs import as_laws, power_of_two
+from meanfield.ntk.pairs import EPS, as_laws, power_of_two
 from meanfield.ntk.spectra import LEAST_GAP, decide_rank
 
 Modulo = Literal["constants", "affine", "quadratic"]
@@ -33,7 +32,7 @@ _SNAP = 12  # coefficients this close to k/12 are k/12: most relations have inte
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """One dependence: ``sum_j (c_j / t_j) Lam_j(t_j z) = constant + <linear, z> + z^T Q z / 2``.
+    """One dependence: ``sum_j (c_j / t_j) Lam_j(t_j z) = <linear, z> + z^T Q z / 2``.
 
     Equivalently ``sum_j c_j m_j(t_j z) = linear + Q z`` of the gradients. Multiples t_j are 1
     unless queries on one line bring others.
@@ -42,14 +41,12 @@ class Relation:
         coefficients: c ``[J]``; 1 at the last function that takes part (the dependent one).
         uncertainty: of each coefficient, ``[J]``; 0 where it is 0, or near enough to a simple
             fraction to be that.
-        constant: always 0, since every Lam is 0 at 0; kept for the sentence.
         linear, quadratic: ``[d]``, ``[d, d]`` (0 unless worked modulo quadratic functions).
         residual: largest misfit of the gradients at the points over the largest term.
     """
 
     coefficients: np.ndarray
     uncertainty: np.ndarray
-    constant: float
     linear: np.ndarray
     quadratic: np.ndarray
     residual: float
@@ -280,7 +277,7 @@ def _point_mass(functions: Functions, j: int) -> Relation:
     """A single point: ``Lam_j = <mean_j, z>`` on its own."""
     num, dim = len(functions.index), functions.dim
     mean = functions.each("mean")[j]
-    return Relation(np.eye(num)[j], np.zeros(num), 0.0, mean, np.zeros((dim, dim)), 0.0)
+    return Relation(np.eye(num)[j], np.zeros(num), mean, np.zeros((dim, dim)), 0.0)
 
 
 def echelon(null: np.ndarray) -> np.ndarray:
@@ -350,4 +347,4 @@ def _relation(
         linear = np.zeros_like(linear)
     largest = max(float(np.abs(terms).max()), float(np.finfo(float).tiny))
     residual = float(np.abs(misfit).max()) / largest
-    return Relation(c, uncertainty, 0.0, linear, quadratic, residual)
+    return Relation(c, uncertainty, linear, quadratic, residual)

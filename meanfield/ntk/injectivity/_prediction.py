@@ -9,7 +9,6 @@ from scipy.linalg import qr
 
 from meanfield._checks import require, require_positive_integer
 from meanfield.ntk.injectivity._functions import (
-    EPS,
     Functions,
     LawFacts,
     facts_of,
@@ -24,7 +23,7 @@ from meanfield.ntk.injectivity._independence import (
     simplified,
     solve,
 )
-from meanfield.ntk.pairs import Pairs, pairs_of
+from meanfield.ntk.pairs import EPS, Pairs, pairs_of
 from meanfield.ntk.spectra import LEAST_GAP, decide_rank
 
 _COLLINEAR = 64 * EPS  # sine of the angle between two queries on one line, rounding included
@@ -208,7 +207,7 @@ def _zero_line(facts: tuple[LawFacts, ...], index: np.ndarray, at_zero: np.ndarr
         mean, rounding = facts[index[a]].mean, facts[index[a]].rounding
         is_centred = np.linalg.norm(mean) <= DOUBT * rounding
         linear = np.zeros(dim) if is_centred else mean
-        relations.append(Relation(unit, np.zeros(num), 0.0, linear, np.zeros((dim, dim)), 0.0))
+        relations.append(Relation(unit, np.zeros(num), linear, np.zeros((dim, dim)), 0.0))
     return Line(np.zeros(dim), at_zero, np.zeros(num), tuple(relations), ())
 
 

@@ -23,7 +23,7 @@ def reasons(pairs: Pairs, prediction: Prediction, *, num_heads: int | None = Non
         pairs, prediction: from `predicted_nullity`.
         num_heads: M, None for infinitely many.
     """
-    names = _Names(pairs)
+    names = Names(pairs)
     points: list[int] = []
     gaussians: list[int] = []
     at_zero: list[int] = []
@@ -96,7 +96,7 @@ def _atoms(prediction: Prediction, points: list[int]) -> str:
     return f"what they see spans {rank} dimension{'s' if rank > 1 else ''} only"
 
 
-class _Names:
+class Names:
     """Numbers of queries: within all contexts where they share them, else within their own."""
 
     def __init__(self, pairs: Pairs):
@@ -130,7 +130,7 @@ def _repeats(relation: Relation, line: Line, used: np.ndarray, contexts: np.ndar
     )
 
 
-def _sentence(names: _Names, line: Line, relation: Relation, used: np.ndarray) -> str:
+def _sentence(names: Names, line: Line, relation: Relation, used: np.ndarray) -> str:
     """A relation of several functions as ``y_p = sum of dilated y_a + shift`` where it is one."""
     members = line.pairs[used]
     contexts, t = names.pairs.index[members], line.multiples[used]
@@ -194,7 +194,7 @@ def _dilated(context: int, ratio: float) -> str:
     return f"the reflection of {name}" if _is(ratio, -1) else f"{name} dilated by {ratio:.4g}"
 
 
-def _own_symmetry(names: _Names, context: int, ratio: float, members: np.ndarray) -> str:
+def _own_symmetry(names: Names, context: int, ratio: float, members: np.ndarray) -> str:
     """One context asked at two queries of a line."""
     where = names.queries(members)
     if _is(ratio, -1):
