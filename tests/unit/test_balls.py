@@ -257,7 +257,9 @@ def test_bounds_are_rounded_down_in_both_of_their_roundings():
             text = f"{value:.9g}"
             whole = Fraction(text)
             exact = flint.arb(whole.numerator) / whole.denominator
-            for ball in (flint.arb(float(text)), exact):
+            # Just above its decimals, and below the float64 number that is nearest to them.
+            above = exact + flint.arb(2) ** -100
+            for ball in (flint.arb(float(text)), exact, above):
                 below = _float_below(ball)
                 assert below is not None
                 assert not flint.arb(below) > ball.lower()
