@@ -38,6 +38,11 @@ import meanfield as mf
 CLAIM = "adjoints: momenta and Hamiltonian at the scheme's order, gap 1, 3, 4, exact pairing"
 COST = "smoke 15 s, paper 1 min on a CPU core"
 FIGURE = "adjoint_order"
+HEADLINES = (
+    "euler: continuous against discrete adjoint, slope in L",
+    "heun: continuous against discrete adjoint, slope in L",
+    "rk4: continuous against discrete adjoint, slope in L",
+)
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 SCHEMES = {"euler": mf.Euler(), "heun": mf.Heun(), "rk4": mf.RungeKutta4()}

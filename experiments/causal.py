@@ -46,6 +46,11 @@ from meanfield import ntk
 CLAIM = "causal attention: prefix laws give its kernel, N - d null directions, its training"
 COST = "smoke 15 s, paper 1 min on a CPU core"
 FIGURE = "causal"
+HEADLINES = (
+    "nullity: causal, all tokens (N - d)",
+    "nullity: causal without first tokens",
+    "nullity: full attention",
+)
 
 FULL = mf.SoftmaxAttention("av")
 CAUSAL = mf.Causal(FULL)

@@ -34,6 +34,12 @@ import meanfield as mf
 CLAIM = "layers tend to the continuity equation: Euler 1/L, Heun 1/L^2, RK4 1/L^4"
 COST = "smoke 1 min, paper 5 min on a CPU core"
 FIGURE = "depth_limit"
+HEADLINES = (
+    "Euler against the closed form: slope in L",
+    "Heun against the closed form: slope in L",
+    "RK4 against the closed form: slope in L",
+    "continuous against discrete adjoint: slope in L",
+)
 
 # compiled once per size: eager, each of their many small operations would be compiled by itself
 refine_depth = jax.jit(mf.refine_depth, static_argnums=1)

@@ -41,6 +41,11 @@ import meanfield as mf
 CLAIM = "d and M together: at fixed d/M Gram matrix and kernel stay deterministic, tokens do not"
 COST = "smoke 15 s, paper 2 min on a CPU core"
 FIGURE = "embedding_and_heads"
+HEADLINES = (
+    "d/M fixed, tokens against the mean field: slope in d",
+    "d/M fixed, Gram matrix against (*): slope in d",
+    "d/M fixed, V-kernel of the first layer against its mean: slope in d",
+)
 
 FIELD = mf.SoftmaxAttention("av")
 FAMILIES = {  # M as a function of d, slopes of tokens and of Gram matrix and kernel

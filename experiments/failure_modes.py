@@ -46,6 +46,12 @@ from meanfield import exact, ntk
 CLAIM = "without positivity training stops at foretold risks; depth may break a translation"
 COST = "smoke 20 s, paper 1 min on a CPU core"
 FIGURE = "failure_modes"
+HEADLINES = (
+    "duplicates, several layers: final risk / spread, every eps",
+    "translates, one layer: final risk / projection, every eps",
+    "translates, several layers, rich: largest final risk / projection",
+    "Gaussian: final risk / affine residual",
+)
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 WORST_CONDITION = 50.0

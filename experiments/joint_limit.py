@@ -45,6 +45,12 @@ import meanfield as mf
 CLAIM = "errors add up: a/L + b/sqrt(M) for one ensemble, a/L + b/sqrt(LM) for independent layers"
 COST = "smoke 15 s, paper 2 min on a CPU core"
 FIGURE = "joint_limit"
+HEADLINES = (
+    "constant: held-out error of its law over that of the other, sum (control)",
+    "independent: held-out error of its law over that of the other, sum (control)",
+    "independent: fluctuation's slope in L",
+    "independent: fluctuation's slope in M",
+)
 
 FIELD = mf.SoftmaxAttention("av")
 HEADS, TOKENS, DRAWS, BOOTSTRAP = range(4)  # names of the random streams

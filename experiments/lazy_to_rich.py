@@ -43,6 +43,12 @@ from meanfield import exact, ntk
 CLAIM = "small residuals train in the kernel regime, at foretold orders; width freezes scores only"
 COST = "smoke 20 s, paper 5 min on a CPU core"
 FIGURE = "lazy_to_rich"
+HEADLINES = (
+    "movement of V: slope in eps",
+    "movement of A: slope in eps",
+    "movement of kernel: slope in eps",
+    "movement of residual - lazy residual: slope in eps",
+)
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 GAMMAS = (0.5, 0.75, 1.0)  # powers of 1/M in front of the sum over heads

@@ -44,6 +44,10 @@ from meanfield import ntk
 CLAIM = "the nullity of the tangent kernel is the predicted one in every line of the checklist"
 COST = "smoke 20 s, paper 1 min on a CPU core"
 FIGURE = "ntk_controls"
+HEADLINES = (
+    "lines whose predicted nullity is not the listed one",
+    "lines whose measured nullity is not the listed one",
+)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,12 @@ from meanfield import ntk
 CLAIM = "kernels are positive at every depth; |grad R|^2 >= 2 kappa R with kappa from the flow"
 COST = "smoke 20 s, paper 2 min on a CPU core"
 FIGURE = "ntk_depth"
+HEADLINES = (
+    "least |grad R|^2 / (2 kappa R), random targets",
+    "least |grad R|^2 / (2 kappa R) along training",
+    "kappa / best constant",
+    "slope in L of |kappa_L - kappa_2L|",
+)
 
 FIELD = mf.SoftmaxAttention("av")
 HEADS, TARGETS = range(2)  # names of the random streams

@@ -50,6 +50,12 @@ from meanfield.laws import UniformBall
 CLAIM = "the paper's four families give positive kernels; lambda_min ~ separation^2, head scale^10"
 COST = "smoke 15 s, paper 1 min on a CPU core"
 FIGURE = "ntk_families"
+HEADLINES = (
+    "kernels of distinct parameters that are not positive",
+    "families whose independence is certified",
+    "cubes: slope of lambda_min in separation",
+    "cubes: slope of lambda_min in scale",
+)
 
 FIELD = mf.SoftmaxAttention("av")
 COVARIANCE = np.array([[0.5, 0.15], [0.15, 0.3]])

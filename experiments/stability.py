@@ -36,6 +36,12 @@ import meanfield as mf
 CLAIM = "tokens, heads and training steps: Lipschitz with Groenwall's constant, slope 1 in each"
 COST = "smoke 15 s, paper 1 min on a CPU core"
 FIGURE = "stability"
+HEADLINES = (
+    "tokens: slope of W2 of the final laws",
+    "heads: slope of W2 of the final laws",
+    "training: order of Euler's steps in dt",
+    "training: order of Heun's steps in dt",
+)
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 TRAINING = 3  # its random stream; those before it are the three disturbances'

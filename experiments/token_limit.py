@@ -34,6 +34,12 @@ from meanfield import data, exact
 CLAIM = "contexts of n independent tokens reach their law's flow map at rate n^(-1/2)"
 COST = "smoke 0.5 min, paper 2 min on a CPU core"
 FIGURE = "token_limit"
+HEADLINES = (
+    "gaussian: slope in n",
+    "cube: slope in n",
+    "digit: slope in n",
+    "Sobol points of the cube: slope in n",
+)
 
 HEADS, GAUSSIAN, CUBE, DIGIT, SOBOL, SHIFT = range(6)  # names of the random streams
 NUM_CELLS = 2  # RK4 there is far more accurate than the largest cloud

@@ -36,6 +36,11 @@ import meanfield as mf
 CLAIM = "trained in a crowd of M, heads stay within M^(-1/2) of the mean-field flow; 1/L in depth"
 COST = "smoke 20 s, paper 2 min on a CPU core; memory below 1 GB"
 FIGURE = "training_limit"
+HEADLINES = (
+    "heads, end of training: slope in M",
+    "risk, largest gap along training: slope in M",
+    "heads, L and 2L layers: slope in L",
+)
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 TOKENS, HEADS, DRAWS, DEPTH = range(4)  # names of the random streams

@@ -51,6 +51,12 @@ import meanfield as mf
 CLAIM = "tokens, momenta and trained heads reach the mean-field limit at rate M^(-1/2)"
 COST = "smoke 0.5 min, paper 5 min on a CPU core; memory below 1 GB"
 FIGURE = "width_limit"
+HEADLINES = (
+    "tokens: slope in M",
+    "heads: slope in M",
+    "scrambled Sobol heads of 2 parameters: slope in M",
+    "scrambled Sobol heads of 8 parameters: slope in M",
+)
 
 TOKENS, HEADS, DRAWS, TIED = range(4)  # names of the random streams
 QUASI = {"smooth": 2, "gaussian": 8}  # parameters of a head
