@@ -50,7 +50,7 @@ FIGURE = "linear_rate"
 HEADLINES = (
     "least rate / 2 kappa(t), full training",
     "rate / prediction from the spectrum, full: farthest record",
-    "198 runs below the threshold: not converged",
+    "* runs below the threshold: not converged",
 )
 
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
