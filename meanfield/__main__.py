@@ -28,6 +28,7 @@ COMMANDS = {
     "gradient": ("gradient", "risk, momenta and conditional Wasserstein gradient of a problem"),
     "ntk": ("ntk", "is the tangent kernel of token laws or clouds positive; prove it"),
     "figures": ("figures", "draw the figures from stored results"),
+    "report": ("report", "a folder of results as one HTML page: tables, pictures, commands"),
 }
 
 

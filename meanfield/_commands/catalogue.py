@@ -6,6 +6,7 @@ Listing reads the files' constants without running them, so that it is fast and 
 import ast
 import dataclasses
 import importlib.util
+import re
 import sys
 import tomllib
 import typing
@@ -26,8 +27,17 @@ def home(kind: str) -> Path:
 
 def names(kind: str) -> list[str]:
     """Names of all experiments or figures: their files' stems."""
-    marker = {"experiments": "run", "figures": "draw"}[kind]
-    return [path.stem for path in sorted(home(kind).glob("*.py")) if marker in _functions(path)]
+    return [path.stem for path in sorted(home(kind).glob("*.py")) if _is(kind, path)]
+
+
+def find(kind: str, name: str) -> Path | None:
+    """The file of an experiment or a figure of that name, whatever the name is; None without."""
+    found = [path for path in home(kind).glob("*.py") if path.stem == name and _is(kind, path)]
+    return found[0] if found else None
+
+
+def _is(kind: str, path: Path) -> bool:
+    return {"experiments": "run", "figures": "draw"}[kind] in _functions(path)
 
 
 def _tree(path: Path) -> ast.Module:
@@ -44,9 +54,10 @@ def _functions(path: Path) -> set[str]:
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """The literal constants at the top of a file (CLAIM, COST, ...) and its docstring's title."""
+    """A file's docstring, its title, and the literal constants at the top (CLAIM, COST, ...)."""
     tree = _tree(path)
-    found: dict[str, Any] = {"title": (ast.get_docstring(tree) or "").split("\n")[0]}
+    text = ast.get_docstring(tree) or ""
+    found: dict[str, Any] = {"docstring": text, "title": text.split("\n")[0]}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             try:
@@ -54,6 +65,28 @@ def constants(path: Path) -> dict[str, Any]:
             except ValueError:
                 continue
     return found
+
+
+def defaults(path: Path) -> dict[str, Any]:
+    """The fields of a file's ``Parameters`` and their defaults, None where that is no literal."""
+    found = {}
+    for node in _tree(path).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Parameters":
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    try:
+                        value = ast.literal_eval(field.value) if field.value else None
+                    except ValueError:
+                        value = None
+                    found[field.target.id] = value
+    return found
+
+
+def nominal_seconds(path: Path, preset: str | None) -> float | None:
+    """Seconds on one CPU core that an experiment's COST states for a preset; None without."""
+    cost = constants(path).get("COST")
+    found = re.search(rf"\b{preset} ([\d.]+) (s|min|h)\b", cost) if isinstance(cost, str) else None
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]] if found else None
 
 
 def locate(kind: str, name: str) -> Path:

@@ -93,7 +93,11 @@ def new_figure(
 
 
 def save_figure(
-    figure: Figure, path: str | Path, formats: tuple[str, ...] = ("png", "pdf")
+    figure: Figure,
+    path: str | Path,
+    formats: tuple[str, ...] = ("png", "pdf"),
+    *,
+    dots_per_inch: float = STYLE["savefig.dpi"],
 ) -> list:
     """Write ``path.png`` and ``path.pdf`` (a .png or .pdf suffix of ``path`` is dropped).
 
@@ -111,7 +115,8 @@ def save_figure(
         for kind in formats:
             target = stem.with_name(f"{stem.name}.{kind}")
             with replacing(target) as temporary:
-                figure.savefig(temporary, format=kind, metadata=metadata.get(kind))
+                options = {"format": kind, "metadata": metadata.get(kind), "dpi": dots_per_inch}
+                figure.savefig(temporary, **options)
             written.append(target)
     return written
 

@@ -1,0 +1,211 @@
+"""What finished runs say: claims as rows of a table, and the command that repeats each run.
+
+``meanfield report`` and the tables of README and docs/results.md are made from these. Free of jax.
+"""
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from meanfield._checks import MeanfieldError
+from meanfield._commands import catalogue
+from meanfield.records import (
+    CONSISTENT,
+    Claim,
+    RunDirectory,
+    overall_verdict,
+    to_plain,
+)
+
+_DIGITS = 4  # significant ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """A finished run in short.
+
+    Args:
+        name: the experiment's name.
+        preset: the preset it was started with, or None.
+        seconds: how long it took.
+        command: the line that repeats it.
+        claims: all of them, in the experiment's order.
+    """
+
+    name: str
+    preset: str | None
+    seconds: float
+    command: str
+    claims: tuple[Claim, ...]
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> "Summary":
+        """The summary of a run directory."""
+        seconds = float(run.manifest["seconds"])
+        return cls(run.name, preset_of(run), seconds, command_of(run), tuple(run.claims))
+
+    @classmethod
+    def from_plain(cls, name: str, entry: dict[str, Any]) -> "Summary":
+        """The summary that `plain` wrote."""
+        claims = [
+            Claim(**{**claim, "interval": claim["interval"] and tuple(claim["interval"])})
+            for claim in entry["claims"]
+        ]
+        return cls(name, entry["preset"], entry["seconds"], entry["command"], tuple(claims))
+
+    def plain(self) -> dict[str, Any]:
+        """Everything but the name, as JSON holds it."""
+        return {key: value for key, value in to_plain(self).items() if key != "name"}
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of its claims."""
+        return overall_verdict(self.claims)
+
+    def count(self, verdict: str) -> int:
+        """How many claims have this verdict."""
+        return sum(claim.verdict == verdict for claim in self.claims)
+
+    def headlines(self) -> list[Claim]:
+        """The claims that stand for the run in a short table, in the experiment's order.
+
+        Those that its constant HEADLINES names (``*`` stands for what a run decides, such as a
+        number), the first claim where it has none, and always each that is not consistent.
+        """
+        path = catalogue.find("experiments", self.name)
+        found = {} if path is None else catalogue.constants(path)
+        wanted = found.get("HEADLINES", tuple(claim.quantity for claim in self.claims[:1]))
+        return [
+            claim
+            for claim in self.claims
+            if claim.verdict != CONSISTENT or any(is_named(claim, name) for name in wanted)
+        ]
+
+
+def is_named(claim: Claim, headline: str) -> bool:
+    """True if the headline names this claim."""
+    pattern = ".*".join(re.escape(part) for part in headline.split("*"))
+    return re.fullmatch(pattern, claim.quantity) is not None
+
+
+def newest_finished(
+    runs: Iterable[RunDirectory], preset: str | None = None
+) -> dict[str, RunDirectory]:
+    """The newest finished run of each experiment, of one preset or of any; ``runs`` by age."""
+    return {
+        run.name: run
+        for run in runs
+        if run.status == "finished" and (preset is None or preset_of(run) == preset)
+    }
+
+
+def preset_of(run: RunDirectory) -> str | None:
+    """The preset that a run was started with."""
+    preset = run.configuration.get("preset")
+    return preset if isinstance(preset, str) else None
+
+
+def command_of(run: RunDirectory) -> str:
+    """The line that repeats a run: its preset, and a flag for each parameter that differs.
+
+    Read from the experiment's file without running it. A file that is not in the catalogue is
+    named by its stem alone, with no flags.
+    """
+    words, preset = ["meanfield", "run", _argument(run.name)], preset_of(run)
+    path, stored = catalogue.find("experiments", run.name), _parameters(run)
+    known: dict[str, Any] = {} if path is None else to_plain(catalogue.defaults(path))
+    if preset is not None:
+        try:
+            known |= {} if path is None else to_plain(catalogue.preset_overrides(path, preset))
+            words += ["--preset", preset]
+        except MeanfieldError:  # a preset that is no longer there: its values become flags
+            pass
+    for name, value in known.items():
+        if name in stored and stored[name] != value:
+            words += _flag(name, stored[name])
+    return shlex.join(words)
+
+
+def changed_parameters(run: RunDirectory) -> list[str]:
+    """Parameters that only the run has, or only its experiment as it is now."""
+    path = catalogue.find("experiments", run.name)
+    return [] if path is None else sorted(set(catalogue.defaults(path)) ^ set(_parameters(run)))
+
+
+def resume_command(run: RunDirectory) -> str:
+    """The line that goes on with an unfinished run."""
+    return shlex.join(["meanfield", "run", _argument(run.name), "--resume", str(run.path)])
+
+
+def _argument(name: str) -> str:
+    return f"{name}.py" if catalogue.find("experiments", name) is None else name
+
+
+def _parameters(run: RunDirectory) -> dict[str, Any]:
+    stored = run.configuration.get("parameters")
+    return stored if isinstance(stored, dict) else {}
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = value if isinstance(value, list) else [value]
+    return [f"--{flag}", *map(str, values)]
+
+
+def shown(value: float | str) -> str:
+    """A number of a table: exact where four digits say it all, else with all four; words whole."""
+    if isinstance(value, str):
+        return value
+    short = f"{value:.{_DIGITS}g}"
+    if not math.isfinite(value) or float(short) == value:
+        return _tidy(short)
+    return _rounded(value, _DIGITS - 1 - _exponent(value), abs(value))
+
+
+def measured(claim: Claim) -> str:
+    """``-0.512 [-0.527, -0.497]``: as many digits as the interval leaves meaning to."""
+    return " ".join(filter(None, numbers(claim)))
+
+
+def numbers(claim: Claim) -> tuple[str, str]:
+    """What was measured and its interval ("" if none is stated), rounded alike.
+
+    To two digits of the interval's half-width, but to no more than four of the largest number.
+    """
+    if claim.interval is None:
+        return shown(claim.measured), ""
+    low, high = map(float, claim.interval)
+    is_number = not isinstance(claim.measured, str)
+    scale = max(abs(low), abs(high), abs(float(claim.measured)) if is_number else 0.0)
+    places = _DIGITS - 1 - _exponent(scale)
+    if 0 < high - low < math.inf:
+        places = min(places, 1 - _exponent((high - low) / 2))
+    ends = ", ".join(_rounded(end, places, scale) for end in (low, high))
+    value = claim.measured
+    return value if isinstance(value, str) else _rounded(value, places, scale), f"[{ends}]"
+
+
+def _exponent(value: float) -> int:
+    """The power of ten of a number's first digit."""
+    return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+
+
+def _rounded(value: float, places: int, scale: float) -> str:
+    """``value`` to so many decimal places; with a power of ten where ``scale`` asks for one."""
+    if not math.isfinite(value):
+        return str(value)
+    if 1e-3 <= scale < 1e6:
+        text = f"{value:.{max(places, 0)}f}"
+        return text.removeprefix("-") if not text.strip("-0.") else text
+    return _tidy(f"{value:.{max(places + _exponent(value), 0)}e}")
+
+
+def _tidy(text: str) -> str:
+    """``1e-05`` as ``1e-5``, ``1e+05`` as ``1e5``."""
+    digits, _, power = text.partition("e")
+    return f"{digits}e{int(power)}" if power else text
