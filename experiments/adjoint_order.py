@@ -151,10 +151,9 @@ def errors_of(name: str, parameters: Parameters) -> dict[str, np.ndarray]:
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """All schemes, all L; fit the orders."""
     mf.use_double()
-    tables = {
-        name: directory.cached(name, lambda n=name: errors_of(n, parameters))
-        for name in progress.task(SCHEMES, "schemes")
-    }
+    compute = lambda name: errors_of(name, parameters)  # noqa: E731
+    found = directory.sweep("schemes", SCHEMES, compute, progress, key=str)
+    tables = dict(zip(SCHEMES, found, strict=True))
     finest = tables["rk4"]["momenta"][:, -1:]
     for name in ("euler", "heun"):
         distance = np.sqrt(((tables[name]["momenta"] - finest) ** 2).sum(axis=(2, 3)))

@@ -283,14 +283,18 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     """All four parts for every problem."""
     mf.use_double()
     parts = {"adjoint": flow_and_adjoint, "kernel": kernels, "training": training}
-    jobs = [(name, r) for name in parts for r in range(parameters.num_replicates)]
-    cells: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in parts}
-    for name, r in progress.task(jobs, "problems"):
-        compute = lambda name=name, r=r: parts[name](parameters, r)  # noqa: E731
-        cells[name].append(directory.cached(f"{name},problem={r}", compute))
+    problems = range(parameters.num_replicates)
+    cells = directory.sweep(
+        "problems",
+        [(name, r) for name in parts for r in problems],
+        lambda job: parts[job[0]](parameters, job[1]),
+        progress,
+        key=lambda job: f"{job[0]},problem={job[1]}",
+    )
+    rows = {name: cells[i * len(problems) :][: len(problems)] for i, name in enumerate(parts)}
     stacked = {
-        name: {key: np.stack([cell[key] for cell in rows]) for key in rows[0]}
-        for name, rows in cells.items()
+        name: {key: np.stack([cell[key] for cell in row]) for key in row[0]}
+        for name, row in rows.items()
     }
     for name, arrays in stacked.items():
         directory.save(name, sizes=np.array(parameters.sizes), **arrays)

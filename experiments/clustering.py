@@ -241,15 +241,11 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             "depths": depths,
         }
 
-    diagram = [
-        directory.cached(f"beta={beta:g}", lambda b=beta: on_circle(b))
-        for beta in progress.task(parameters.betas, "temperatures")
-    ]
+    named = "beta={:g}".format
+    diagram = directory.sweep("temperatures", parameters.betas, on_circle, progress, key=named)
     repelled = directory.cached("repelled", lambda: on_circle(1.0, -1.0))
-    pairs = [
-        directory.cached(f"pair,beta={beta:g}", lambda b=beta: meet(b))
-        for beta in progress.task(parameters.pair_betas, "pairs")
-    ]
+    named = "pair,beta={:g}".format
+    pairs = directory.sweep("pairs", parameters.pair_betas, meet, progress, key=named)
     plane = directory.cached("plane", lambda: in_plane(parameters, nodes))
     counts = np.stack([cell["clusters"] for cell in diagram], axis=1)  # [R, B, L+1]
     betas = np.array(parameters.betas)

@@ -83,8 +83,8 @@ class Parameters:
         )
 
 
-def closed_form_errors(parameters: Parameters, key: jax.Array, progress) -> dict[str, np.ndarray]:
-    """Errors ``[K]`` of each scheme against the Gaussian closure, at all nodes of two cells."""
+def closed_form_errors(parameters: Parameters, key: jax.Array, name: str) -> dict[str, np.ndarray]:
+    """Errors ``[K]`` of a scheme against the Gaussian closure, at all nodes of two cells."""
     field = mf.SoftmaxAttention("av")
     law = mf.Gaussian(np.array([0.4, -0.2]), np.array([[0.25, 0.08], [0.08, 0.15]]))
     tokens = law.tokens(parameters.num_nodes, rule="hermite")
@@ -94,64 +94,66 @@ def closed_form_errors(parameters: Parameters, key: jax.Array, progress) -> dict
     )
     exact = mf.exact.gaussian_closure(law.mean(), law.covariance(), halves)
     expected = exact.flow_map(tokens.points)
-    errors = {}
-    for name, scheme in progress.task(SCHEMES.items(), "closed form"):
-        gaps = []
-        for num_cells in parameters.sizes:
-            rho = refine_depth(halves, num_cells // 2)
-            path = mf.solve_flow(field, rho, tokens, scheme=scheme).path
-            gaps.append(mf.coupled_distance(path[:: num_cells // 2], expected, tokens.weights))
-        errors[name] = np.array(gaps, float)
-    return errors
+    gaps = []
+    for num_cells in parameters.sizes:
+        rho = refine_depth(halves, num_cells // 2)
+        path = mf.solve_flow(field, rho, tokens, scheme=SCHEMES[name]).path
+        gaps.append(mf.coupled_distance(path[:: num_cells // 2], expected, tokens.weights))
+    return {"errors": np.array(gaps, float)}
 
 
-def layer_errors(
-    parameters: Parameters,
-    cloud_key: jax.Array,
-    head_key: jax.Array,
-    layer_key: jax.Array,
-    progress,
-) -> dict[str, np.ndarray]:
-    """Euler's layers: smooth heads ``[K]``, adjoint gap ``[K]``, independent layers ``[R, K]``."""
-    field, loss = mf.SoftmaxAttention("av"), mf.SquaredLoss()
-    heads = mf.EntrywiseGaussian(A=1.0, V=1.0)
-    cloud = mf.Cube(1.0, parameters.dim).tokens(parameters.num_tokens, key=cloud_key)
-    contexts = mf.stack_contexts([cloud])
-    batch = mf.Batch(contexts, -contexts.points)
+class Layers:
+    """Euler's layers against their limits; one cloud, smooth heads, and a crowd to draw from."""
 
-    def smooth_heads(num_cells: int) -> mf.ParameterMeasure:
-        return mf.sample_parameters(
-            field,
-            heads,
-            mf.DepthGrid.uniform(num_cells),
-            parameters.num_heads,
+    def __init__(self, parameters: Parameters, stream: list[jax.Array]):
+        self.parameters, self.stream = parameters, stream
+        self.field = mf.SoftmaxAttention("av")
+        self.heads = mf.EntrywiseGaussian(A=1.0, V=1.0)
+        self.cloud = mf.Cube(1.0, parameters.dim).tokens(parameters.num_tokens, key=stream[TOKENS])
+        # many heads, the same in all layers, for the independent ones to be drawn from
+        self.crowd = mf.sample_parameters(
+            self.field,
+            self.heads,
+            mf.DepthGrid.uniform(1),
+            64,
             dim=parameters.dim,
-            key=head_key,
+            key=jax.random.fold_in(stream[SMOOTH], 1),
+        )
+
+    def smooth_heads(self, num_cells: int) -> mf.ParameterMeasure:
+        """Heads that vary smoothly along depth, as piecewise linear functions of it."""
+        return mf.sample_parameters(
+            self.field,
+            self.heads,
+            mf.DepthGrid.uniform(num_cells),
+            self.parameters.num_heads,
+            dim=self.parameters.dim,
+            key=self.stream[SMOOTH],
             across_depth="smooth",
         )
 
-    def end(rho: mf.ParameterMeasure, scheme=SCHEMES["euler"]) -> np.ndarray:
-        return mf.solve_flow(field, rho, cloud, scheme=scheme, keep="final").path
+    def end(self, rho: mf.ParameterMeasure, scheme="euler") -> np.ndarray:
+        """Where the cloud ends."""
+        return mf.solve_flow(self.field, rho, self.cloud, scheme=SCHEMES[scheme], keep="final").path
 
-    smooth_limit = end(smooth_heads(parameters.num_reference), SCHEMES["rk4"])
-    # many heads, the same in all layers, for the independent ones to be drawn from
-    crowd = mf.sample_parameters(
-        field,
-        heads,
-        mf.DepthGrid.uniform(1),
-        64,
-        dim=parameters.dim,
-        key=jax.random.fold_in(head_key, 1),
-    )
-    crowd_limit = end(refine_depth(crowd, 64), SCHEMES["rk4"])
-    smooth, gap, independent = [], [], []
-    for num_cells in progress.task(parameters.sizes, "layers L"):
+    def limits(self) -> dict[str, np.ndarray]:
+        """The ends in infinitely many layers: smooth heads, the crowd."""
+        smooth = self.smooth_heads(self.parameters.num_reference)
+        return {
+            "smooth": self.end(smooth, "rk4"),
+            "crowd": self.end(refine_depth(self.crowd, 64), "rk4"),
+        }
+
+    def errors(self, num_cells: int, limits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Smooth heads and adjoint gap (scalars), independent layers ``[R]``."""
+        loss, contexts = mf.SquaredLoss(), mf.stack_contexts([self.cloud])
+        batch = mf.Batch(contexts, -contexts.points)
         # layer k reads theta(s_k): constant in its cell, where the reference interpolates
-        rho = smooth_heads(num_cells)
+        rho = self.smooth_heads(num_cells)
         rho = mf.ParameterMeasure(rho.particles, rho.grid)
-        smooth.append(mf.coupled_distance(end(rho), smooth_limit))
+        smooth = mf.coupled_distance(self.end(rho), limits["smooth"])
         discrete, continuous = (
-            mf.conditional_gradient(field, rho, loss, batch, method=method).gradient
+            mf.conditional_gradient(self.field, rho, loss, batch, method=method).gradient
             for method in (mf.DiscreteAdjoint(), mf.ContinuousAdjoint(mf.RungeKutta4()))
         )
         difference = mf.labelled_distance(
@@ -159,19 +161,17 @@ def layer_errors(
         )
         zero = jax.tree.map(lambda leaf: 0 * leaf, discrete)
         size = mf.labelled_distance(rho.with_particles(discrete), rho.with_particles(zero))
-        gap.append(difference / size)
-        fine = refine_depth(crowd, num_cells)
+        fine = refine_depth(self.crowd, num_cells)
         drawn = []
-        for replicate in range(parameters.num_replicates):
-            draw = jax.random.fold_in(jax.random.fold_in(layer_key, num_cells), replicate)
-            few = subsample(fine, parameters.num_heads, key=draw)
-            drawn.append(mf.coupled_distance(end(few), crowd_limit))
-        independent.append(drawn)
-    return {
-        "smooth": np.array(smooth, float),
-        "adjoint_gap": np.array(gap, float),
-        "independent": np.array(independent, float).T,
-    }
+        for replicate in range(self.parameters.num_replicates):
+            draw = jax.random.fold_in(jax.random.fold_in(self.stream[LAYERS], num_cells), replicate)
+            few = subsample(fine, self.parameters.num_heads, key=draw)
+            drawn.append(mf.coupled_distance(self.end(few), limits["crowd"]))
+        return {
+            "smooth": np.array(smooth, float),
+            "adjoint_gap": np.array(difference / size, float),
+            "independent": np.array(drawn, float),
+        }
 
 
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
@@ -179,13 +179,14 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     mf.use_double()
     root = jax.random.key(parameters.seed)
     stream = [jax.random.fold_in(root, name) for name in range(4)]
-    errors = directory.cached(
-        "closed_form", lambda: closed_form_errors(parameters, stream[CLOSED], progress)
-    )
-    errors |= directory.cached(
-        "layers",
-        lambda: layer_errors(parameters, stream[TOKENS], stream[SMOOTH], stream[LAYERS], progress),
-    )
+    compute = lambda name: closed_form_errors(parameters, stream[CLOSED], name)  # noqa: E731
+    closed = directory.sweep("closed form", SCHEMES, compute, progress, key="closed,{}".format)
+    layers = Layers(parameters, stream)
+    limits = directory.cached("limits", layers.limits)
+    compute = lambda num_cells: layers.errors(num_cells, limits)  # noqa: E731
+    cells = directory.sweep("L", parameters.sizes, compute, progress)
+    errors = {name: cell["errors"] for name, cell in zip(SCHEMES, closed, strict=True)}
+    errors |= {name: np.stack([cell[name] for cell in cells], axis=-1) for name in cells[0]}
     directory.save("errors", sizes=np.array(parameters.sizes), **errors)
 
     series = {

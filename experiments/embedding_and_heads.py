@@ -162,7 +162,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     start = corner @ corner.T
     plain = directory.cached("meanfield", lambda: limits(start, 0.0, parameters))
 
-    def cell(index: int, dim: int, num_heads: int) -> dict[str, np.ndarray]:
+    def cell(job: tuple[int, int]) -> dict[str, np.ndarray]:
+        index, dim = job
+        num_heads = list(FAMILIES.values())[index][0](dim, parameters.ratio)
         noise = parameters.value_scale**2 * dim / num_heads
         limit = limits(start, noise, parameters)
         points = np.zeros((num, dim))
@@ -188,12 +190,16 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
         }
 
     sweeps = {"d/M": parameters.sizes, "d^2/M": parameters.square_sizes}
-    jobs = [(i, name, dim) for i, name in enumerate(FAMILIES) for dim in sweeps[name]]
-    table: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in FAMILIES}
-    for index, name, dim in progress.task(jobs, "widths d"):
-        num_heads = FAMILIES[name][0](dim, parameters.ratio)
-        compute = lambda i=index, d=dim, m=num_heads: cell(i, d, m)  # noqa: E731
-        table[name].append(directory.cached(f"family={index},d={dim}", compute))
+    table = {
+        name: directory.sweep(
+            f"{name}, d",
+            [(index, dim) for dim in sweeps[name]],
+            cell,
+            progress,
+            key=lambda job: f"family={job[0]},d={job[1]}",
+        )
+        for index, name in enumerate(FAMILIES)
+    }
     errors = {
         f"{index}_{key}": np.stack([cell[key] for cell in table[name]], axis=1)
         for index, name in enumerate(FAMILIES)

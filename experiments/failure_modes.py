@@ -405,18 +405,19 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     """Train in all settings and compare plateaus with predictions."""
     mf.use_double()
     layers = (parameters.num_cells, 1)
-    cells = {}
-    for name, translated in (("duplicates", False), ("translates", True)):
-        for num_cells in progress.task(layers, f"{name}, layers"):
-            cells[f"{name}_{num_cells}"] = directory.cached(
-                f"{name},L={num_cells}",
-                lambda n=num_cells, t=translated: plateaus(parameters, n, t),
-            )
+    settings = [(name, num) for name in ("duplicates", "translates") for num in layers]
+    found = directory.sweep(
+        "layers",
+        settings,
+        lambda one: plateaus(parameters, one[1], one[0] == "translates"),
+        progress,
+        key=lambda one: f"{one[0]},L={one[1]}",
+    )
+    cells = {f"{name}_{num}": cell for (name, num), cell in zip(settings, found, strict=True)}
     weights = directory.cached("escape", lambda: escape(parameters))["weight"]
-    closed = {
-        kind: directory.cached(f"gaussian,{kind}", lambda k=kind: gaussian(parameters, k))
-        for kind in progress.task(GAUSSIAN, "Gaussian context")
-    }
+    compute = lambda kind: gaussian(parameters, kind)  # noqa: E731
+    found = directory.sweep("Gaussian", GAUSSIAN, compute, progress, key="gaussian,{}".format)
+    closed = dict(zip(GAUSSIAN, found, strict=True))
     residuals = np.array(parameters.residuals)
     deep = f"_{parameters.num_cells}"
     directory.save(

@@ -199,21 +199,21 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     moved = np.linalg.norm(limit - cloud)
     ends = padded_solver(crowd, tokens, parameters)
 
-    def cell(family: str, num_cells: int, num_heads: int) -> dict[str, np.ndarray]:
+    def cell(setting: tuple[str, int, int]) -> dict[str, np.ndarray]:
+        family, num_cells, num_heads = setting
         generator = stream(DRAWS, FAMILIES.index(family), num_cells, num_heads)
         found = ends(family, num_cells, num_heads, generator) - limit
         return {"deviations": found.reshape(len(found), -1) / moved}
 
-    cells = [
+    settings = [
         (family, num_cells, num_heads)
         for family in FAMILIES
         for num_cells in parameters.depths
         for num_heads in parameters.widths
     ]
-    table = [
-        directory.cached(f"{f},L={d},M={m}", lambda c=(f, d, m): cell(*c))["deviations"]
-        for f, d, m in progress.task(cells, "cells (L, M)")
-    ]
+    named = lambda one: "{},L={},M={}".format(*one)  # noqa: E731
+    cells = directory.sweep("cells (L, M)", settings, cell, progress, key=named)
+    table = [one["deviations"] for one in cells]
     shape = (2, len(parameters.depths), len(parameters.widths))
     deviations = np.stack(table).reshape(*shape, *table[0].shape)
     pair = np.meshgrid(parameters.depths, parameters.widths, indexing="ij")

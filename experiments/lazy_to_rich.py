@@ -254,16 +254,23 @@ def in_width(parameters: Parameters, gamma: float, eps: float) -> dict[str, np.n
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Both sweeps and the control."""
     mf.use_double()
-    scale = directory.cached("scale", lambda: in_scale(parameters, False))
-    control = directory.cached("control", lambda: in_scale(parameters, True))
+    scale, control = directory.sweep(
+        "residual",
+        ("scale", "control"),
+        lambda name: in_scale(parameters, name == "control"),
+        progress,
+        key=str,
+    )
     ends = {"mild": parameters.rich_sizes[0], "rich": parameters.rich_sizes[-1]}
-    width = {
-        (words, gamma): directory.cached(
-            f"{words},gamma={gamma:g}", lambda g=gamma, e=eps: in_width(parameters, g, e)
-        )
-        for gamma in progress.task(GAMMAS, "scaling in M")
-        for words, eps in ends.items()
-    }
+    settings = [(words, gamma) for gamma in GAMMAS for words in ends]
+    found = directory.sweep(
+        "scaling in M",
+        settings,
+        lambda one: in_width(parameters, one[1], ends[one[0]]),
+        progress,
+        key=lambda one: f"{one[0]},gamma={one[1]:g}",
+    )
+    width = dict(zip(settings, found, strict=True))
     sizes, rich = np.array(parameters.sizes), np.array(parameters.rich_sizes)
     directory.save("scale", sizes=np.concatenate([sizes, rich]), num_fitted=len(sizes), **scale)
     directory.save("control", sizes=np.concatenate([sizes, rich]), **control)

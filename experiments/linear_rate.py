@@ -428,17 +428,19 @@ def runs_of_map(parameters: Parameters, num_heads: int, duplicated: bool) -> dic
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Rates, eigenvectors, balls, the map and its control."""
     mf.use_double()
-    rate = directory.cached("rates", lambda: rates(parameters))
-    single = directory.cached("excited", lambda: excited(parameters))
-    ball, success = [], []
-    for num in progress.task(parameters.heads, "heads M"):
-        ball.append(directory.cached(f"ball,M={num}", lambda m=num: balls(parameters, m)))
-        success.append(
-            directory.cached(f"map,M={num}", lambda m=num: runs_of_map(parameters, m, False))
-        )
-    control = directory.cached(
-        "control", lambda: runs_of_map(parameters, max(parameters.heads), True)
+    most = max(parameters.heads)
+    parts = {
+        "rates": lambda: rates(parameters),
+        "excited": lambda: excited(parameters),
+        "control": lambda: runs_of_map(parameters, most, True),
+    }
+    rate, single, control = directory.sweep(
+        "parts", parts, lambda name: parts[name](), progress, key=str
     )
+    success = directory.sweep(
+        "map,M", parameters.heads, lambda num: runs_of_map(parameters, num, False), progress
+    )
+    ball = directory.sweep("ball,M", parameters.heads, lambda num: balls(parameters, num), progress)
     ball = {name: np.stack([one[name] for one in ball]) for name in ball[0]}  # [H, S, ...]
     success = {name: np.stack([one[name] for one in success]) for name in success[0]}  # [H, S, R]
     heads, risks = np.array(parameters.heads), np.array(parameters.risks)

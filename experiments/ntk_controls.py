@@ -348,10 +348,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     mf.use_double()
     lines = (*LINES, *PARTS)
     draws = range(parameters.num_replicates)
-    found = [
-        directory.cached(f"draw={draw}", lambda d=draw: table(lines, parameters, d, progress))
-        for draw in draws
-    ]
+    found = directory.sweep(
+        "draw", draws, lambda draw: table(lines, parameters, draw, progress), progress
+    )
     control = directory.cached(
         "control", lambda: table(LINES, parameters, 0, progress, disturb=True)
     )

@@ -224,10 +224,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     depth = directory.cached("depth", lambda: along_depth(parameters))
     progress.note(f"kappa {float(depth['kappa']):.3g}, best {float(depth['best']):.3g}")
     layers = (*parameters.sizes, 2 * max(parameters.sizes))
-    halves = {}
-    for num_cells in progress.task(sorted({*layers, *(2 * n for n in parameters.sizes)}), "L"):
-        cell = directory.cached(f"L={num_cells}", lambda n=num_cells: kappa_at(n, parameters))
-        halves[num_cells] = float(cell["kappa"])
+    layers = sorted({*layers, *(2 * n for n in parameters.sizes)})
+    cells = directory.sweep("L", layers, lambda num: kappa_at(num, parameters), progress)
+    halves = {num: float(cell["kappa"]) for num, cell in zip(layers, cells, strict=True)}
     gaps = np.array([abs(halves[n] - halves[2 * n]) for n in parameters.sizes])
     training = directory.cached("training", lambda: along_training(parameters, directory))
     control = directory.cached("control", lambda: duplicated(parameters))

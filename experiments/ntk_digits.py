@@ -148,11 +148,9 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     """Check growing numbers of digits, prove the largest, look for the planted copy."""
     mf.use_double()
     most = max(parameters.sizes)
-    cells = {}
-    for num in progress.task(sorted(parameters.sizes), "digits N"):
-        cells[num] = directory.cached(
-            f"N={num}", lambda n=num: stored(check(digits(parameters, n), parameters))
-        )
+    sizes = sorted(parameters.sizes)
+    compute = lambda num: stored(check(digits(parameters, num), parameters))  # noqa: E731
+    cells = dict(zip(sizes, directory.sweep("N", sizes, compute, progress), strict=True))
     control = directory.cached(
         "control", lambda: stored(check(with_copy(digits(parameters, most)), parameters))
     )

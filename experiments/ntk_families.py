@@ -208,13 +208,13 @@ def proofs(family: str, parameters: Parameters) -> dict[str, int]:
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Sweep every family and the two controls, fit the slopes."""
     mf.use_double()
-    tables = {}
-    for family in progress.task((*FAMILIES, "gaussians", "translates"), "family"):
-        tables[family] = directory.cached(family, lambda f=family: sweep(f, parameters))
-    proved = {
-        family: directory.cached(f"proof_{family}", lambda f=family: proofs(f, parameters))
-        for family in progress.task(FAMILIES, "certificates")
-    }
+    families = (*FAMILIES, "gaussians", "translates")
+    compute = lambda family: sweep(family, parameters)  # noqa: E731
+    found = directory.sweep("families", families, compute, progress, key=str)
+    tables = dict(zip(families, found, strict=True))
+    compute = lambda family: proofs(family, parameters)  # noqa: E731
+    found = directory.sweep("proofs", FAMILIES, compute, progress, key="proof_{}".format)
+    proved = dict(zip(FAMILIES, found, strict=True))
     directory.save(
         "sweeps",
         contexts=np.arange(2, parameters.most_contexts + 1),

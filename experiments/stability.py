@@ -252,22 +252,22 @@ def orders(cells: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
     """Disturb tokens and heads, cut training time finer, fit slopes."""
     mf.use_double()
-    tables = {}
-    for index, which in enumerate(progress.task(("tokens", "heads", "control"), "disturbed")):
-        generator = np.random.default_rng([parameters.seed, index])
+    parts = ("tokens", "heads", "control")
+
+    def disturb(which: str) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng([parameters.seed, parts.index(which)])
         if which == "control":
-            compute = lambda g=generator: hardmax(parameters, g)  # noqa: E731
-        else:
-            compute = lambda w=which, g=generator: disturbed(parameters, w, g)  # noqa: E731
-        tables[which] = directory.cached(which, compute)
-    problems = [
-        np.random.default_rng([parameters.seed, TRAINING, p])
-        for p in range(parameters.num_problems)
-    ]
-    cells = [
-        directory.cached(f"problem={p}", lambda g=g: train(parameters, g))
-        for p, g in enumerate(progress.task(problems, "training problems"))
-    ]
+            return hardmax(parameters, generator)
+        return disturbed(parameters, which, generator)
+
+    found = directory.sweep("disturbed", parts, disturb, progress, key=str)
+    tables = dict(zip(parts, found, strict=True))
+    cells = directory.sweep(
+        "problem",
+        range(parameters.num_problems),
+        lambda p: train(parameters, np.random.default_rng([parameters.seed, TRAINING, p])),
+        progress,
+    )
     trained = orders(cells)
     directory.save(
         "stability",

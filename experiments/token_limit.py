@@ -131,9 +131,7 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             for name, points in clouds.items()
         }
 
-    table = []
-    for num_tokens in progress.task(parameters.sizes, "tokens n"):
-        table.append(directory.cached(f"n={num_tokens}", lambda n=num_tokens: sweep(n)))
+    table = directory.sweep("n", parameters.sizes, sweep, progress)
     errors = {name: np.stack([cell[name] for cell in table], axis=1) for name in table[0]}
     directory.save("errors", sizes=np.array(parameters.sizes), **errors)
 

@@ -254,10 +254,8 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
 
     stored = directory.cached("limit", limit)
     reference = stored["risk"], mf.AttentionAV(stored["A"], stored["V"])
-    table = [
-        directory.cached(f"M={num}", lambda m=num: crowd(parameters, reference, batch, m))
-        for num in progress.task(parameters.sizes, "heads M")
-    ]
+    compute = lambda num: crowd(parameters, reference, batch, num)  # noqa: E731
+    table = directory.sweep("M", parameters.sizes, compute, progress)
     errors = {
         name: np.stack([cell[name] for cell in table], axis=1)
         for name in table[0]
@@ -265,10 +263,8 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     }  # [R, S, K+1]
     ratios = np.array([cell["assigned"] for cell in table])
     layers = sorted({*parameters.depths, *(2 * num for num in parameters.depths)})
-    nets = {
-        num: directory.cached(f"L={num}", lambda n=num: in_layers(parameters, batch, n))
-        for num in progress.task(layers, "layers L")
-    }
+    compute = lambda num: in_layers(parameters, batch, num)  # noqa: E731
+    nets = dict(zip(layers, directory.sweep("L", layers, compute, progress), strict=True))
     depth = {"heads": [], "risk": []}
     for num in parameters.depths:
         few, many = nets[num], nets[2 * num]

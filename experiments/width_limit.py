@@ -245,7 +245,8 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     moved = np.linalg.norm(tokens - start)
     travelled = mf.labelled_distance(rho, trained)
 
-    def sweep(index: int, num_heads: int) -> dict[str, np.ndarray]:
+    def sweep(num_heads: int) -> dict[str, np.ndarray]:
+        index = parameters.sizes.index(num_heads)
         rows, first = [], np.arange(num_heads)
         for replicate in range(parameters.num_replicates):
             draw, tie = (
@@ -268,10 +269,8 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             )
         return {"errors": np.array(rows, float)}
 
-    table = []  # [K, R, 4]
-    for index, num_heads in enumerate(progress.task(parameters.sizes, "heads M")):
-        cell = directory.cached(f"M={num_heads}", lambda i=index, m=num_heads: sweep(i, m))
-        table.append(cell["errors"])
+    cells = directory.sweep("M", parameters.sizes, sweep, progress)
+    table = [cell["errors"] for cell in cells]  # [K, R, 4]
     names = ("tokens", "momenta", "heads", "control")
     errors = {name: np.stack(table)[..., i].T for i, name in enumerate(names)}
     quasi = directory.cached("quasi", lambda: quasi_errors(parameters))

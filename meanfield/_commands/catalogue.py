@@ -5,6 +5,7 @@ Listing reads the files' constants without running them, so that it is fast and 
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import re
 import sys
@@ -42,11 +43,16 @@ def _is(kind: str, path: Path) -> bool:
 
 def _tree(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError) as error:
         raise MeanfieldError(
             f"{path} cannot be read ({error})", "a Python file", "mend that file"
         ) from None
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _functions(path: Path) -> set[str]:

@@ -82,9 +82,12 @@ class Progress:
     def __init__(self, *, visible: bool | None = None):
         self.visible = sys.stderr.isatty() if visible is None else visible
 
-    def task(self, iterable: Iterable[_T], label: str = "") -> Iterable[_T]:
-        """Iterate with a bar that disappears at the end."""
-        return tqdm(iterable, desc=label or None, leave=False, disable=not self.visible)
+    def task(
+        self, iterable: Iterable[_T], label: str = "", *, total: int | None = None
+    ) -> Iterable[_T]:
+        """Iterate with a bar that tells the time left and disappears at the end."""
+        off = not self.visible
+        return tqdm(iterable, desc=label or None, total=total, leave=False, disable=off)
 
     def __call__(self, iterable: Iterable[_T], label: str = "") -> Iterable[_T]:
         """The same as `task`: a progress can be passed where a plain function is expected."""

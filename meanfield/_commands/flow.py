@@ -11,7 +11,7 @@ import tyro
 from meanfield._checks import require
 from meanfield._commands.flags import SchemeName, parse, scheme_named
 from meanfield._commands.problems import particles_from, read_problem, require_representable
-from meanfield._commands.run import RESULTS, free_folder
+from meanfield._commands.runs import RESULTS, free_folder
 from meanfield.records import RunDirectory
 
 NUM_PICTURED = 200  # token paths in the picture; the file holds them all

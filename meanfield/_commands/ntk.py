@@ -12,7 +12,7 @@ import tyro
 from meanfield._checks import MeanfieldError, require
 from meanfield._commands.flags import parse
 from meanfield._commands.problems import require_writable
-from meanfield._commands.run import RESULTS, free_folder
+from meanfield._commands.runs import RESULTS, free_folder
 from meanfield.records import to_json
 
 CODE_OF_VERDICT = {"positive": 0, "not positive": 1, "undecided": 3}

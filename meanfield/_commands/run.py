@@ -2,56 +2,34 @@
 
 import contextlib
 import dataclasses
-import json
 import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from meanfield._checks import MeanfieldError, require
 from meanfield._commands import catalogue
 from meanfield._commands.flags import Progress, parse
-from meanfield.records import (
-    CONSISTENT,
-    INCONSISTENT,
-    UNDECIDED,
-    Claim,
-    RunDirectory,
-    find_runs,
-    overall_verdict,
-    to_json,
-    worst_verdict,
+from meanfield._commands.run_all import run_all
+from meanfield._commands.runs import (
+    CODE_OF_VERDICT,
+    RESULTS,
+    RunOptions,
+    free_folder,
+    in_words,
+    print_result,
+    result_of,
 )
+from meanfield.records import Claim, RunDirectory, to_json
 
-RESULTS = Path("results")
-CODE_OF_VERDICT = {CONSISTENT: 0, INCONSISTENT: 1, UNDECIDED: 3}
 USAGE = """usage: meanfield run NAME|all|FILE.py [flags]
 
 Run an experiment into a run directory. `meanfield list` names them; `meanfield run NAME --help`
 shows the flags of one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """Where the run is kept and how it is reported."""
-
-    preset: Literal["smoke", "paper"] | None = None
-    """Take parameters from presets/PRESET.toml; flags overrule it. Without: the file's defaults."""
-    out: Path | None = None
-    """Folder of this run, new or empty. Without: results/NAME, numbered if that is taken."""
-    resume: Path | None = None
-    """Go on with an interrupted run, bit for bit, under its stored parameters."""
-    jobs: int = 1
-    """`run all`: how many experiments run at once."""
-    check: bool = False
-    """Exit with 1 where a claim does not hold, 3 where it is undecided."""
-    json: bool = False
-    """Print one JSON object and nothing else."""
 
 
 def command(args: Sequence[str]) -> int:
@@ -71,7 +49,13 @@ def command(args: Sequence[str]) -> int:
             return _run_one(catalogue.locate("experiments", name), name, rest)
         options = parse(RunOptions, rest, prog="meanfield run all")
         _check_options(options)
-        return _run_all(options)
+        require(
+            options.join is None,
+            "run all --join",
+            "the name of one experiment with --join",
+            "join each run by itself",
+        )
+        return run_all(options)
 
 
 @contextlib.contextmanager
@@ -93,11 +77,20 @@ def _termination_is_an_interrupt() -> Iterator[None]:
 
 def _check_options(options: RunOptions) -> None:
     require(options.jobs >= 1, f"--jobs {options.jobs}", "at least 1", "pass --jobs 1")
+    folders = [
+        f"--{name}" for name in ("out", "resume", "join") if getattr(options, name) is not None
+    ]
     require(
-        options.out is None or options.resume is None,
-        "both --out and --resume",
-        "one of them: a resumed run stays in its folder",
-        "drop --out",
+        len(folders) <= 1,
+        f"both {' and '.join(folders)}",
+        "one of them: a resumed or joined run stays in its folder",
+        f"drop {folders[0] if folders else ''}",
+    )
+    require(
+        options.join is None or options.jobs == 1,
+        f"--join with --jobs {options.jobs}",
+        "one process for each --join",
+        "drop --jobs",
     )
 
 
@@ -112,7 +105,7 @@ def _flag_value(args: Sequence[str], flag: str) -> str | None:
 
 
 def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
-    resumed = _flag_value(args, "--resume")
+    resumed = _flag_value(args, "--resume") or _flag_value(args, "--join")
     stored = None if resumed is None else RunDirectory.open(resumed)
     experiment = catalogue.load(path, ("Parameters", "run"))
     if stored is None:
@@ -131,7 +124,7 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
             stored.name == path.stem,
             f"{resumed} holds a run of {stored.name}",
             f"a run of {path.stem}",
-            "pass the experiment's own folder to --resume",
+            "pass the experiment's own folder",
         )
     default = catalogue.build_parameters(
         experiment.Parameters, values, where, complete=stored is not None
@@ -147,7 +140,7 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
     _check_options(options)
     require(
         stored is None or (chosen.parameters == default and options.preset in (None, preset)),
-        "--resume together with other parameters",
+        "a stored run together with other parameters",
         "the stored parameters, so that the run is the same bit for bit",
         "drop those flags or start a new run",
     )
@@ -155,20 +148,51 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
         flag = f"--{field.name.replace('_', '-')}"
         given = getattr(chosen.parameters, field.name)
         require(given != (), f"{flag} without values", "at least one", "add some")
+    if options.join is not None:
+        experiment.run(chosen.parameters, RunDirectory.join(options.join), Progress(visible=False))
+        return 0
+    seconds = catalogue.nominal_seconds(path, preset)
+    if seconds is not None and not options.json:
+        print(f"{name} at preset {preset}: {in_words(seconds)} on a CPU core", file=sys.stderr)
     directory = _directory(options, path.stem, preset, chosen.parameters)
-    claims = _execute(
-        experiment,
-        chosen.parameters,
-        directory,
-        f"meanfield run {name}",
-        is_resumed=stored is not None,
-    )
-    result = _result(directory, preset, claims)
+    with _joined(options.jobs - 1, name, directory):
+        claims = _execute(
+            experiment,
+            chosen.parameters,
+            directory,
+            f"meanfield run {name}",
+            is_resumed=stored is not None,
+        )
+    result = result_of(directory, preset, claims)
     if options.json:
         print(to_json(result))
     else:
-        _print_result(result)
+        print_result(result)
     return CODE_OF_VERDICT[result["verdict"]] if options.check else 0
+
+
+@contextlib.contextmanager
+def _joined(number: int, name: str, directory: RunDirectory) -> Iterator[None]:
+    """Processes that share the run's cells; what one of them leaves, another computes."""
+    line = [sys.executable, "-m", "meanfield", "run", name, "--join", str(directory.path)]
+    children = [
+        # A session of its own: Ctrl-C reaches the owner alone, which ends them.
+        subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        for _ in range(number)
+    ]
+    try:
+        yield
+    finally:
+        lost = [child.returncode for child in children if child.poll()]
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        for child in children:
+            child.wait()
+        if lost:
+            print(f"{len(lost)} processes of --jobs ended early (exit {lost[0]})", file=sys.stderr)
 
 
 def _directory(options: RunOptions, name: str, preset: str | None, parameters: Any) -> RunDirectory:
@@ -181,15 +205,6 @@ def _directory(options: RunOptions, name: str, preset: str | None, parameters: A
         configuration={"preset": preset, "parameters": parameters},
         seeds={key: value for key, value in fields.items() if key.endswith("seed")},
     )
-
-
-def free_folder(path: Path) -> Path:
-    """``path``, or the first of ``path-2``, ``path-3``, ... that is not there yet."""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
 
 
 def _execute(
@@ -236,103 +251,3 @@ def _explained(error: BaseException, directory: RunDirectory, is_resumed: bool) 
         "cells and checkpoints of this experiment as it is now",
         "remove the folder cells or checkpoints, or start a new run, which shows a defect's place",
     ).with_traceback(error.__traceback__)
-
-
-def _result(directory: RunDirectory, preset: str | None, claims: list[Claim]) -> dict[str, Any]:
-    return {
-        "name": directory.name,
-        "preset": preset,
-        "verdict": overall_verdict(claims),
-        "claims": claims,
-        "seconds": directory.manifest["seconds"],
-        "files": directory.files,
-    }
-
-
-def _print_result(result: dict[str, Any]) -> None:
-    print(f"{result['name']}: {result['verdict']} ({result['seconds']:.1f} s)")
-    for claim in result["claims"]:
-        print(f"  {claim.sentence()}")
-    for file in result["files"]:
-        print(f"  {file}")
-
-
-def _run_all(options: RunOptions) -> int:
-    """Each experiment in a process of its own: precision and memory of one leave no trace."""
-    root = options.resume or options.out or RESULTS
-    earlier = {run.name: run for run in find_runs(root)} if options.resume else {}
-    children: list[subprocess.Popen[str]] = []
-    stopped, starting = threading.Event(), threading.Lock()
-    results, codes = [], []
-
-    def run(name: str) -> tuple[int, str]:
-        line = [sys.executable, "-m", "meanfield", "run", name, "--json"]
-        if name in earlier:
-            line += ["--resume", str(earlier[name].path)]
-        else:
-            line += ["--out", str(free_folder(root / name))]
-            line += [] if options.preset is None else ["--preset", options.preset]
-        # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
-        with starting:
-            if stopped.is_set():
-                return 130, ""
-            child = subprocess.Popen(
-                line, stdout=subprocess.PIPE, text=True, start_new_session=True
-            )
-            children.append(child)
-        output, _ = child.communicate()
-        return child.returncode, output
-
-    def record(result: dict[str, Any]) -> None:
-        results.append(result)
-        if not options.json:
-            _print_result(result)
-
-    waiting = []
-    for name in catalogue.names("experiments"):
-        if name in earlier and earlier[name].status == "finished":
-            done = earlier[name]
-            record(_result(done, done.configuration.get("preset"), done.claims))
-        else:
-            waiting.append(name)
-    pool = ThreadPoolExecutor(options.jobs)
-    try:
-        for future in as_completed([pool.submit(run, name) for name in waiting]):
-            code, output = future.result()
-            codes.append(code)
-            if code == 0:
-                found = json.loads(output)
-                record({**found, "claims": [Claim(**claim) for claim in found["claims"]]})
-    except KeyboardInterrupt:
-        pool.shutdown(wait=False, cancel_futures=True)
-        with starting:
-            stopped.set()
-        for child in children:
-            if child.poll() is None:
-                child.terminate()  # SIGINT would be ignored by children of a background job
-        for child in children:
-            child.wait()
-        print(f"interrupted; go on with: meanfield run all --resume {root}", file=sys.stderr)
-        raise SystemExit(130) from None
-    pool.shutdown()
-    verdicts = [result["verdict"] for result in results]
-    verdict = worst_verdict(verdicts + [UNDECIDED] * any(codes))
-    if options.json:
-        claims = [
-            {"experiment": result["name"], **dataclasses.asdict(claim)}
-            for result in results
-            for claim in result["claims"]
-        ]
-        summary = {
-            "name": "all",
-            "preset": options.preset,
-            "verdict": verdict,
-            "claims": claims,
-            "seconds": sum(r["seconds"] for r in results),
-            "files": [file for r in results for file in r["files"]],
-            "runs": results,
-        }
-        print(to_json(summary))
-    if any(codes):
-        return max(codes)
-    return CODE_OF_VERDICT[verdict] if options.check else 0

@@ -88,7 +88,7 @@ if __name__ == "__main__":
 '''
 
 
-# An experiment that needs no solver and so starts fast.
+# An experiment that needs no solver and so starts fast; its cells can tell who computed them.
 LIGHT_EXPERIMENT = '''"""A light experiment for the tests."""
 import os
 import time
@@ -117,11 +117,13 @@ class Parameters:
 
 def run(parameters, directory, progress):
     draws = np.random.default_rng(parameters.seed).normal(size=(10, parameters.size))
-    means = []
-    for number, row in enumerate(draws):
+
+    def cell(number):
         time.sleep(float(os.environ.get("LIGHT_PAUSE", "0")))
-        cell = lambda row=row: {"mean": row.mean()}
-        means.append(directory.cached(f"row={number}", cell)["mean"])
+        who = {"process": os.getpid()} if "LIGHT_PROCESS" in os.environ else {}
+        return {"mean": draws[number].mean(), **who}
+
+    means = [row["mean"] for row in directory.sweep("row", range(10), cell, progress)]
     directory.save("means", means=means)
     error = float(np.max(np.abs(means)))
     verdict = "consistent" if error < parameters.bound else "inconsistent"
@@ -132,6 +134,25 @@ if __name__ == "__main__":
     from meanfield.__main__ import run_file
 
     run_file(__file__)
+'''
+
+
+# Its picture.
+LIGHT_FIGURE = '''"""A picture of the light experiment's means."""
+
+import matplotlib.figure
+
+EXPERIMENTS = ("light",)
+
+
+def draw(runs):
+    figure = matplotlib.figure.Figure()
+    figure.subplots().plot(runs["light"].load("means")["means"], "o")
+    return figure
+
+
+def caption(runs):
+    return f"Ten means, {runs['light'].claims[0].sentence()}."
 '''
 
 

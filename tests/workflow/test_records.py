@@ -64,6 +64,48 @@ def test_cell_is_computed_once(run):
     assert first["value"].tobytes() == again["value"].tobytes() == np.array([1 / 3]).tobytes()
 
 
+def test_sweep_begins_with_the_last_value_and_computes_each_once(run):
+    seen = []
+
+    def compute(value):
+        seen.append(value)
+        return {"square": np.array(value**2)}
+
+    run.cached("n=2", lambda: {"square": np.array(4.0)})
+    cells = run.sweep("n", (1.0, 2, 3), compute)
+    assert seen == [3, 1.0]
+    assert [float(cell["square"]) for cell in cells] == [1.0, 4.0, 9.0]
+    again = mf.RunDirectory.resume(run.path).sweep("n", (1.0, 2, 3), compute)
+    assert seen == [3, 1.0]
+    assert [cell["square"].tobytes() for cell in again] == [c["square"].tobytes() for c in cells]
+    assert run.sweep("n", (), compute) == []
+    with pytest.raises(mf.MeanfieldError, match="two cells of one name"):
+        run.sweep("n", (1, 2), compute, key=lambda value: "same")
+
+
+def test_sweep_shows_a_bar_over_what_is_missing(run):
+    shown = []
+
+    class Bars:
+        def task(self, iterable, label, *, total):
+            shown.append((label, total))
+            return iterable
+
+    run.sweep("n", (1, 2, 3), lambda n: {"n": n}, Bars())
+    run.sweep("n", (2, 3, 4, 5), lambda n: {"n": n}, Bars())
+    assert shown == [("n", 3), ("n", 2)]
+
+
+def test_a_cell_that_fails_is_free_again(run):
+    def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run.cached("cell", fail)
+    assert run.cached("cell", lambda: {"value": [2.0]})["value"] == [2.0]
+    assert sorted(os.listdir(run.path / "cells")) == ["cell.npz"]
+
+
 def test_manifest_tells_what_decided_the_result(run):
     run.finish([CLAIM])
     manifest = json.loads((run.path / "manifest.json").read_text())
@@ -313,7 +355,7 @@ def test_status_is_read_again_before_a_run_is_closed(run):
 
 def test_seconds_add_up_over_resumes(run, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("meanfield.records.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("meanfield.records._directory.time.monotonic", lambda: clock[0])
     for pause in (5.0, 7.0, 11.0):
         again = mf.RunDirectory.resume(run.path)
         clock[0] += pause

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -204,12 +205,14 @@ def test_damaged_configuration_is_not_resumed(light, change, words):
 
 
 def cut_after_two_cells(light: Path) -> None:
-    """An interrupted run of the light experiment in the folder ``cut``."""
+    """An interrupted run of the light experiment in the folder ``cut``: it has rows 9 and 8."""
     text = light.read_text()
-    light.write_text(text.replace("cell = lambda", "stop(number)\n        cell = lambda", 1))
+    light.write_text(
+        text.replace("        time.sleep(", "        stop(number)\n        time.sleep(", 1)
+    )
     with light.open("a") as handle:
         handle.write(
-            "\n\ndef stop(number):\n    if number == 2:\n        raise KeyboardInterrupt\n"
+            "\n\ndef stop(number):\n    if number == 7:\n        raise KeyboardInterrupt\n"
         )
     light.write_text(light.read_text().replace('if __name__ == "__main__":', "if False:"))
     assert call("run", "light.py", "--out", "cut")[0] == 130
@@ -421,3 +424,130 @@ def test_terminated_run_all_passes_it_on(two_experiments):
     assert {run.status for run in find_runs("res")} == {"interrupted"}
     assert call("run", "all", "--resume", "res")[0] == 0
     assert [run.status for run in find_runs("res")] == ["finished", "finished"]
+
+
+def test_processes_share_the_cells_of_one_run(light, monkeypatch):
+    monkeypatch.setenv("LIGHT_PAUSE", "0.3")
+    monkeypatch.setenv("LIGHT_PROCESS", "1")
+    code, _, err = call("run", "light.py", "--jobs", 2, "--out", "two")
+    assert (code, err) == (0, "")
+
+    def processes(folder):
+        files = [Path(folder, "cells", f"row={number}.npz") for number in range(10)]
+        return [int(np.load(file)["process"]) for file in files]
+
+    who = processes("two")
+    assert len(set(who)) == 2
+    assert os.getpid() in who
+    assert not list(Path("two").rglob("*.lock"))
+    monkeypatch.delenv("LIGHT_PAUSE")
+    assert call("run", "light.py", "--out", "one")[0] == 0
+    assert load("one", "means")["means"].tobytes() == load("two", "means")["means"].tobytes()
+    assert set(processes("one")) == {os.getpid()}
+
+
+def test_a_joined_process_leaves_everything_but_cells_to_the_owner(light):
+    owner = mf.RunDirectory.create(
+        "run", name="light", configuration={"parameters": {"size": 100, "bound": 1.0, "seed": 0}}
+    )
+    code, out, err = call("run", "light.py", "--join", "run")
+    assert (code, out, err) == (0, "", "")
+    assert len(list(Path("run/cells").iterdir())) == 10
+    assert sorted(p.name for p in Path("run").iterdir() if p.name[0] != ".") == [
+        "cells",
+        "manifest.json",
+    ]
+    assert owner.status == mf.RunDirectory.open("run").status == "running"
+    joined = mf.RunDirectory.join("run")
+    joined.save("arrays", values=[1.0])
+    joined.save_checkpoint("loop", step=1)
+    joined.finish([])
+    joined.abandon("failed")
+    joined.discard()
+    assert not Path("run/arrays.npz").exists()
+    assert not Path("run/checkpoints").exists()
+    owner.finish([])
+    assert "is finished" in refused("run", "light.py", "--join", "run")
+
+
+def test_a_run_of_other_versions_is_not_joined(light, monkeypatch):
+    mf.RunDirectory.create("run", name="light", configuration={})
+    monkeypatch.setattr("meanfield.records._directory.versions", lambda: {"jax": "0.0"})
+    with pytest.raises(mf.MeanfieldError, match="computed by other versions"):
+        mf.RunDirectory.join("run")
+
+
+def test_a_cell_of_a_killed_process_is_taken_over(light):
+    """The owner waits for the cell that another holds, and computes it when that one is gone."""
+    run = mf.RunDirectory.create("run", name="light", configuration={})
+    hold = (
+        "import sys, time\nfrom pathlib import Path\nfrom meanfield.records import _locks\n"
+        "assert _locks.acquire(Path('run/cells/.a.lock'))\nprint('held', flush=True)\n"
+        "time.sleep(600)"
+    )
+    Path("run/cells").mkdir()
+    line = [sys.executable, "-c", hold]
+    other = subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    threading.Timer(0.5, other.kill).start()
+    started, order = time.monotonic(), []
+
+    def compute(name):
+        order.append((name, time.monotonic() - started > 0.4))
+        return {"value": [1.0]}
+
+    run.sweep("cells", ("b", "a"), compute, key=str)
+    assert order == [("b", False), ("a", True)]
+    other.wait()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--join", "run", "--jobs", 2), "--join with --jobs 2"),
+        (("--join", "run", "--out", "x"), "both --out and --join"),
+        (("--join", "nowhere"), "holds no manifest.json"),
+        (("--join", "run", "--size", 7), "together with other parameters"),
+    ],
+)
+def test_wrong_join_is_one_line(light, args, words):
+    mf.RunDirectory.create(
+        "run", name="light", configuration={"parameters": {"size": 100, "bound": 1.0, "seed": 0}}
+    )
+    assert words in refused("run", "light.py", *args)
+
+
+def test_run_all_is_not_joined(two_experiments):
+    assert "the name of one experiment" in refused("run", "all", "--join", "x")
+
+
+def test_cost_is_stated_before_the_start(two_experiments):
+    file = two_experiments / "first.py"
+    file.write_text(file.read_text().replace('COST = "nothing"', 'COST = "smoke 3 min, paper 2 h"'))
+    code, _, err = call("run", "first", "--preset", "smoke", "--out", "one")
+    assert (code, err) == (0, "first at preset smoke: about 3 min on a CPU core\n")
+    code, out, err = call("run", "all", "--preset", "smoke", "--jobs", 2, "--out", "res")
+    lines = err.splitlines()
+    assert code == 0
+    assert lines[0] == "2 experiments, about 3.3 min of one CPU core; about 1.7 min with --jobs 2"
+    assert lines[1].startswith("1 of 2 done, about ")
+    assert len(lines) == 2
+    assert out.index("first: ") >= 0
+
+
+def test_time_left_follows_what_the_finished_ones_took(monkeypatch, capsys):
+    from meanfield._commands import run_all
+
+    clock = [0.0]
+    monkeypatch.setattr(run_all.time, "monotonic", lambda: clock[0])
+    left = run_all.TimeLeft({"a": 100.0, "b": 50.0, "c": 50.0}, 2, visible=True)
+    assert left.left == "about 1.7 min"
+    clock[0] = 150.0  # it took three times as long as two processes should
+    left.done("a")
+    assert left.left == "about 2.5 min"
+    left.done("b")
+    left.done("c")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "3 experiments, about 3.3 min of one CPU core; about 1.7 min with --jobs 2"
+    assert said[1] == "1 of 3 done, about 2.5 min left"

@@ -1,0 +1,104 @@
+"""Claims: a quantity, expected and measured, and the verdict on it."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from meanfield._checks import require
+
+CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One sentence that a run can confirm or refute: a quantity, expected and measured.
+
+    Args:
+        quantity: what is measured, in words ("slope of the W2 error in M").
+        expected: a number, or a sentence such as "below 1e-3".
+        measured: the number that came out.
+        interval: its stated numerical error ``(low, high)``, or None.
+        verdict: "consistent", "inconsistent" or "undecided" (within the stated error).
+
+    Raises: `MeanfieldError` on another verdict.
+    """
+
+    quantity: str
+    expected: float | str
+    measured: float | str
+    interval: tuple[float, float] | None = None
+    verdict: str = UNDECIDED
+
+    def __post_init__(self) -> None:
+        require(
+            self.verdict in (CONSISTENT, INCONSISTENT, UNDECIDED),
+            f"verdict is {self.verdict!r}",
+            f"'{CONSISTENT}', '{INCONSISTENT}' or '{UNDECIDED}'",
+            "pass one of them",
+        )
+
+    @classmethod
+    def bound(cls, quantity: str, relation: str, limit: float | int, measured: Any) -> "Claim":
+        """A number against a limit, to which nothing is added for errors; NaN refutes it.
+
+        Args: relation, "exactly", "below", "at most", "at least" or "above".
+        Raises: `MeanfieldError` on another relation.
+        """
+        value = float(measured)
+        holds = {
+            "exactly": value == limit,
+            "below": value < limit,
+            "at most": value <= limit,
+            "at least": value >= limit,
+            "above": value > limit,
+        }
+        require(
+            relation in holds,
+            f"the relation {relation!r}",
+            ", ".join(holds),
+            "pass one of them",
+        )
+        expected = float(limit) if relation == "exactly" else f"{relation} {limit:g}"
+        return cls(quantity, expected, value, None, CONSISTENT if holds[relation] else INCONSISTENT)
+
+    @classmethod
+    def mean(
+        cls, quantity: str, expected: float | int, draws: Any, tolerance: float | int
+    ) -> "Claim":
+        """The mean of independent draws in a band, with its 95% bootstrap interval.
+
+        Consistent if the mean lies within ``tolerance`` of ``expected``, inconsistent if the whole
+        interval lies outside, else undecided.
+        """
+        draws = np.asarray(draws, dtype=float)
+        chosen = np.random.default_rng(0).integers(len(draws), size=(2000, len(draws)))
+        low, high = np.quantile(draws[chosen].mean(axis=1), [0.025, 0.975])
+        measured = float(draws.mean())
+        verdict = CONSISTENT if abs(measured - expected) <= tolerance else UNDECIDED
+        if low > expected + tolerance or high < expected - tolerance:
+            verdict = INCONSISTENT
+        return cls(quantity, float(expected), measured, (float(low), float(high)), verdict)
+
+    def sentence(self) -> str:
+        """``slope -0.502 [-0.53, -0.47], expected -0.5: consistent``."""
+        words = [self.quantity, _short(self.measured)]
+        if self.interval is not None:
+            words.append(f"[{_short(self.interval[0])}, {_short(self.interval[1])}]")
+        return f"{' '.join(words)}, expected {_short(self.expected)}: {self.verdict}"
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def overall_verdict(claims: Iterable[Claim]) -> str:
+    """The worst verdict; a run without claims has decided nothing."""
+    return worst_verdict(claim.verdict for claim in claims)
+
+
+def worst_verdict(verdicts: Iterable[str]) -> str:
+    """Inconsistent before undecided before consistent; undecided if there is none."""
+    found = set(verdicts) or {UNDECIDED}
+    return next((v for v in (INCONSISTENT, UNDECIDED) if v in found), CONSISTENT)
