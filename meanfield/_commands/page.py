@@ -8,7 +8,7 @@ import dataclasses
 import html
 from collections.abc import Iterable, Sequence
 
-from meanfield._commands.summary import Summary, numbers, shown
+from meanfield._commands.summary import Summary, row
 from meanfield.records import CONSISTENT, INCONSISTENT, UNDECIDED, Claim
 
 DOTS_PER_INCH = 200  # of the pictures,
@@ -245,12 +245,11 @@ def _section(section: Section, number: int) -> str:
 def _claims(label: str, claims: Iterable[Claim]) -> str:
     rows = []
     for claim in claims:
-        value, interval = numbers(claim)
-        expected = shown(claim.expected)
+        quantity, expected, measured, interval, _ = row(claim)
         cells = [
-            f'<td class="wide">{text(claim.quantity)}</td>',
+            f'<td class="wide">{text(quantity)}</td>',
             f'<td class="{"whole" if len(expected) < 25 else ""}">{text(expected)}</td>',
-            f'<td class="number">{text(value)}</td>',
+            f'<td class="number">{text(measured)}</td>',
             f'<td class="number">{text(interval)}</td>',
             f'<td class="whole">{_verdict(claim.verdict)}</td>',
         ]

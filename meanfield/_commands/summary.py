@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from meanfield._checks import MeanfieldError
 from meanfield._commands import catalogue
@@ -50,10 +50,11 @@ class Summary:
     @classmethod
     def from_plain(cls, name: str, entry: dict[str, Any]) -> "Summary":
         """The summary that `plain` wrote."""
-        claims = [
-            Claim(**{**claim, "interval": claim["interval"] and tuple(claim["interval"])})
-            for claim in entry["claims"]
-        ]
+        claims = []
+        for claim in entry["claims"]:
+            ends = claim["interval"]
+            interval = None if ends is None else (float(ends[0]), float(ends[1]))
+            claims.append(Claim(**{**claim, "interval": interval}))
         return cls(name, entry["preset"], entry["seconds"], entry["command"], tuple(claims))
 
     def plain(self) -> dict[str, Any]:
@@ -167,32 +168,42 @@ def shown(value: float | str) -> str:
     return _rounded(value, _DIGITS - 1 - _exponent(value), abs(value))
 
 
-def measured(claim: Claim) -> str:
-    """``-0.512 [-0.527, -0.497]``: as many digits as the interval leaves meaning to."""
-    return " ".join(filter(None, numbers(claim)))
+class Row(NamedTuple):
+    """A claim as words; the interval is "" where none is stated."""
+
+    quantity: str
+    expected: str
+    measured: str
+    interval: str
+    verdict: str
 
 
-def numbers(claim: Claim) -> tuple[str, str]:
-    """What was measured and its interval ("" if none is stated), rounded alike.
+def row(claim: Claim) -> Row:
+    """A claim as a row of a table, every number rounded by one rule.
 
-    To two digits of the interval's half-width, but to no more than four of the largest number.
+    A measured number and its interval alike: to two digits of the interval's half-width, but to no
+    more than four of the largest number.
     """
+    return Row(claim.quantity, shown(claim.expected), *_measured(claim), claim.verdict)
+
+
+def _measured(claim: Claim) -> tuple[str, str]:
     if claim.interval is None:
         return shown(claim.measured), ""
-    low, high = map(float, claim.interval)
-    is_number = not isinstance(claim.measured, str)
-    scale = max(abs(low), abs(high), abs(float(claim.measured)) if is_number else 0.0)
+    low, high = claim.interval
+    value = claim.measured
+    all_three = (low, high) if isinstance(value, str) else (low, high, value)
+    scale = max((abs(number) for number in all_three if math.isfinite(number)), default=1.0)
     places = _DIGITS - 1 - _exponent(scale)
     if 0 < high - low < math.inf:
         places = min(places, 1 - _exponent((high - low) / 2))
     ends = ", ".join(_rounded(end, places, scale) for end in (low, high))
-    value = claim.measured
     return value if isinstance(value, str) else _rounded(value, places, scale), f"[{ends}]"
 
 
 def _exponent(value: float) -> int:
-    """The power of ten of a number's first digit."""
-    return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    """The power of ten of a number's first digit, once it is rounded."""
+    return int(f"{value:.{_DIGITS - 1}e}".split("e")[1]) if math.isfinite(value) else 0
 
 
 def _rounded(value: float, places: int, scale: float) -> str:

@@ -97,7 +97,7 @@ def save_figure(
     path: str | Path,
     formats: tuple[str, ...] = ("png", "pdf"),
     *,
-    dots_per_inch: float = STYLE["savefig.dpi"],
+    dots_per_inch: float | int = STYLE["savefig.dpi"],
 ) -> list:
     """Write ``path.png`` and ``path.pdf`` (a .png or .pdf suffix of ``path`` is dropped).
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.command_line import LIGHT_EXPERIMENT, SMALL_EXPERIMENT
+from meanfield._commands import catalogue
+from tests.workflow.command_line import LIGHT_EXPERIMENT, LIGHT_FIGURE, SMALL_EXPERIMENT
 
 
 @pytest.fixture
@@ -26,3 +27,17 @@ def light(here) -> Path:
     file = here / "light.py"
     file.write_text(LIGHT_EXPERIMENT)
     return file
+
+
+@pytest.fixture
+def checkout(light, monkeypatch):
+    """A checkout with one experiment and one figure."""
+    for kind, name, text in (
+        ("experiments", "light", light.read_text()),
+        ("figures", "light_picture", LIGHT_FIGURE),
+    ):
+        (light.parent / kind).mkdir()
+        (light.parent / kind / f"{name}.py").write_text(text)
+    (light.parent / "figures" / "build.py").write_text('"""Builds all."""\n')
+    monkeypatch.setattr(catalogue, "home", lambda kind: light.parent / kind)
+    return light.parent

@@ -12,12 +12,12 @@ from meanfield._commands import catalogue
 from meanfield._commands.flags import Progress
 from meanfield.records import RunDirectory
 
-DRAW_WITHOUT_JAX = """
+WITHOUT_JAX = """
 import sys
 for name in ("jax", "jaxlib", "equinox", "diffrax"):
     sys.modules[name] = None
 from meanfield.__main__ import main
-sys.exit(main(["figures", *sys.argv[1:], "--results", "results"]))
+sys.exit(main(sys.argv[1:]))
 """
 
 QUIET = Progress(visible=False)

@@ -1,41 +1,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from meanfield._commands import catalogue
 from tests.workflow.command_line import call, refused
-
-FIGURE = '''"""A picture of the light experiment's means."""
-
-import matplotlib.figure
-
-EXPERIMENTS = ("light",)
-
-
-def draw(runs):
-    figure = matplotlib.figure.Figure()
-    figure.subplots().plot(runs["light"].load("means")["means"], "o")
-    return figure
-
-
-def caption(runs):
-    return f"Ten means, {runs['light'].claims[0].sentence()}."
-'''
-
-
-@pytest.fixture
-def checkout(light, monkeypatch):
-    """A checkout with one experiment and one figure."""
-    for kind, name, text in (
-        ("experiments", "light", light.read_text()),
-        ("figures", "light_picture", FIGURE),
-    ):
-        (light.parent / kind).mkdir()
-        (light.parent / kind / f"{name}.py").write_text(text)
-    (light.parent / "figures" / "build.py").write_text('"""Builds all."""\n')
-    monkeypatch.setattr(catalogue, "home", lambda kind: light.parent / kind)
-    return light.parent
 
 
 def test_list_names_each_with_claim_and_cost(checkout):

@@ -11,7 +11,7 @@ import pytest
 from meanfield._commands import catalogue
 from meanfield.records import Claim, RunDirectory
 from tests.workflow.command_line import ROOT, call, process, refused
-from tests.workflow.small_runs import DRAW_WITHOUT_JAX
+from tests.workflow.small_runs import WITHOUT_JAX
 
 EXPERIMENTS = catalogue.names("experiments")
 LIMITS = {
@@ -274,7 +274,7 @@ def test_figures_of_the_limits_need_no_solver(here):
         extra = {key: noise / sizes for key in quasi.get(name, ())}
         run.save("errors", sizes=sizes, **arrays, **extra, **{control: noise})
         run.finish([Claim("slope", -0.5, -0.51, (-0.52, -0.5), "consistent")])
-    done = process("-c", DRAW_WITHOUT_JAX, *LIMITS, cwd=here)
+    done = process("-c", WITHOUT_JAX, "figures", *LIMITS, cwd=here)
     assert done.returncode == 0, done.stderr
     for name in LIMITS:
         assert Path(f"results/figures/{name}.png").stat().st_size > 10_000

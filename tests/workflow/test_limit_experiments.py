@@ -8,7 +8,7 @@ import pytest
 import meanfield as mf
 from meanfield._commands import catalogue
 from tests.workflow.command_line import process
-from tests.workflow.small_runs import DRAW_WITHOUT_JAX, SmallRuns
+from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns
 
 SMALL: dict[str, dict[str, Any]] = {
     "joint_limit": {
@@ -272,7 +272,7 @@ def test_prefix_laws_carry_causal_attention_and_other_kernels_fail(runs, tmp_pat
 def test_figures_draw_the_stored_arrays_without_a_solver(runs):
     for name in SMALL:
         runs(name)
-    done = process("-c", DRAW_WITHOUT_JAX, *SMALL, cwd=runs.folder)
+    done = process("-c", WITHOUT_JAX, "figures", *SMALL, cwd=runs.folder)
     assert done.returncode == 0, done.stderr
     for name in SMALL:
         _, _, claims = runs(name)

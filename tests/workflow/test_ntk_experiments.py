@@ -8,7 +8,7 @@ import pytest
 import meanfield as mf
 from meanfield._commands import catalogue
 from tests.workflow.command_line import process
-from tests.workflow.small_runs import DRAW_WITHOUT_JAX, SmallRuns
+from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns
 
 SMALL: dict[str, dict[str, Any]] = {
     "ntk_families": {"most_contexts": 2, "num_replicates": 2, "num_heads": 24},
@@ -160,7 +160,7 @@ def test_digits_are_certified_and_an_unnamed_copy_fails(runs, tmp_path):
 def test_figures_draw_the_stored_arrays_without_a_solver(runs):
     for name in SMALL:
         runs(name)
-    done = process("-c", DRAW_WITHOUT_JAX, *SMALL, cwd=runs.folder)
+    done = process("-c", WITHOUT_JAX, "figures", *SMALL, cwd=runs.folder)
     assert done.returncode == 0, done.stderr
     for name in SMALL:
         _, directory, claims = runs(name)
