@@ -15,6 +15,7 @@ The map of the rooms, from the ground up; a room imports only from rooms above i
     exact        closed-form solutions that the solvers are measured against
     training     the conditional gradient flow in training time
     ntk          the tangent kernel as a factor
+    models       an ordinary multi-head stack trained by optax, as a particle limit
     plotting     paper style and drawing primitives                              (free of jax)
 
 Every public name below is imported on first use (PEP 562), so that ``import meanfield.records``,
@@ -189,6 +190,7 @@ _NAMES_OF_ROOM = {
     "training": "AdaptiveStep EulerStep History TrainingInfo TrainingState init_training "
     "run_training training_step",
     "ntk": "",
+    "models": "",
     "plotting": "",
 }
 _ROOM_OF_NAME = {name: room for room, names in _NAMES_OF_ROOM.items() for name in names.split()}
