@@ -54,6 +54,7 @@ th.number, td.number { text-align: right; white-space: nowrap; font-variant-nume
 tr.inconsistent td, tr.undecided td { background: var(--band); font-weight: 600; }
 code, pre { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 0.85rem; }
 pre { background: var(--band); padding: 0.6rem 0.8rem; margin: 0.6rem 0; white-space: pre-wrap; }
+pre.theory { white-space: pre; overflow-x: auto; }
 details { margin: 0.6rem 0; }
 summary { cursor: pointer; }
 figure { margin: 1rem 0; }
@@ -71,7 +72,9 @@ figcaption { font-size: 0.85rem; color: var(--pale); margin-top: 0.4rem; }
   body { padding: 0; max-width: none; }
   a { text-decoration: none; }
   .scroll { overflow: visible; }
-  td.wide, td.line, .pairs td { min-width: 0; }
+  td.wide, .pairs td { min-width: 0; }
+  td.line { min-width: 17rem; }
+  pre.theory { white-space: pre-wrap; }
   h2, .keep, summary { break-after: avoid; }
   tr, figure, pre { break-inside: avoid; }
   details::details-content { content-visibility: visible; block-size: auto; opacity: 1; }
@@ -233,9 +236,8 @@ def _section(section: Section, number: int) -> str:
         )
     parts.append(f"<pre>{_code(summary.command)}</pre>\n")
     if section.theory:
-        parts.append(
-            _hidden("What is claimed, with equations", f"<pre>{text(section.theory)}</pre>")
-        )
+        theory = f'<pre class="theory" tabindex="0">{text(section.theory)}</pre>'
+        parts.append(_hidden("What is claimed, with equations", theory))
     parts.append(_hidden("Configuration", _pairs("parameter", "value", section.settings)))
     parts.append(_hidden("Stored files", _pairs("file", "size", section.files)))
     parts.append("</section>\n")
