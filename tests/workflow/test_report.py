@@ -111,7 +111,10 @@ def test_report_shows_the_newest_run_with_claims_picture_and_command(checkout):
     (image,) = page.images
     assert base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))[:4] == b"\x89PNG"
     assert image["alt"] == "A picture of the light experiment's means."
-    assert ["results/light", "light", "", "finished: consistent"] in [r[:4] for r in page.rows]
+    folders = [words for words in page.rows if words[0].startswith("results/")]
+    assert [words[:4] for words in folders] == [
+        ["results/light", "light", "", "finished: consistent"]
+    ]
     assert not {"script", "link", "iframe", "object"} & page.tags
     assert not re.search(r"https?:|url\(|@import", source)
     assert str(checkout) not in source
@@ -386,6 +389,8 @@ def test_building_takes_paper_runs_and_keeps_what_it_has_no_run_of(checkout, mon
     a_run(root / "first" / "heavy", "heavy", of_verdicts("consistent"))
     a_run(root / "first" / "gone", "gone", of_verdicts("consistent"))
     assert build.take_claims(root, root / "first") == ["heavy"]
+    stored = json.loads(build.claims_file(root).read_text())
+    build.claims_file(root).write_text(json.dumps(stored | {"gone": stored["heavy"]}))
     run = a_run(root / "second" / "a", "light", of_verdicts("consistent", "consistent"))
     with np.load(_means(root)) as means:
         (run.path / "means.npz").write_bytes(Path(means.fid.name).read_bytes())
