@@ -2,7 +2,7 @@
 
 Claim. Momenta at depth 0 of a scheme of order p have error O(L^-p). Its discrete adjoint (the exact
 gradient of the discrete risk) and the continuous adjoint (the backward equation by the same scheme,
-cell by cell from the stored nodes) differ by no more than that (docs/theory.md 2.6 to 2.8):
+cell by cell from the stored nodes) differ by no more than that (docs/theory.md 2.6 to 2.9):
 
     slopes of this gap: -1 (Euler), -3 (Heun), -4 (RK4).
 

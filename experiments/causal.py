@@ -7,7 +7,7 @@ feature of token a is attention against the *prefix law* of its context,
     phi_a(A, V) = V m_A[mu^(a)](x_a),    mu^(a) = (1/a) sum_(b <= a) delta_{x_b},
 
 so the V-part of the tangent kernel is that of the prefix laws at their last tokens, a kernel of
-docs/theory.md 3.1 with one law for each pair, and Theorem A (3.2) counts its null directions:
+docs/theory.md 3.1 with one law for each pair, and Theorem A counts its null directions (2.10, 3.9):
 
 1. *Flow.* No token feels a later one; the first, alone with itself, obeys dx/ds = Vbar x (6.5).
 2. *Adjoint.* The loss on token a gives no momentum to later tokens; the discrete adjoint is the

@@ -1,7 +1,7 @@
 """Depth without end: tokens cluster, clusters are metastable, the temperature says how many.
 
 One head ``A = beta I, V = +-I``, the same at all depths; on the circle by tangential projection
-(docs/theory.md 6.7), and in R^2 without it. RK4 steps.
+(docs/theory.md 6.7, 6.14), and in R^2 without it. RK4 steps.
 
 1. *Exact.* Equiangular tokens stay equiangular; their Gram matrix solves a closed equation, in R^d
    and on the sphere (6.6, 6.7). The simulation meets it at order 4 in the number of cells.
@@ -18,7 +18,7 @@ One head ``A = beta I, V = +-I``, the same at all depths; on the circle by tange
        lambda_k = k^2 I_k(beta) / (beta I_0(beta)),    largest near k* = sqrt(2 beta)
 
    (I_k: modified Bessel functions, the Fourier coefficients of e^(beta cos theta)). The fastest
-   mode leaves its number of clusters behind: slope 1/2 of their number in beta.
+   mode leaves its number of clusters behind (a heuristic): slope 1/2 of their number in beta.
 5. *R^2.* With V = -I tokens contract to a point; near it attention is ``mean + beta Cov x``, so
    dCov/ds = -2 beta Cov^2 for any law (the closure of 6.1) and 2 beta s Cov(s) -> identity:
    algebraic, not exponential, slope -1. With V = I the tokens z = e^(-s) x(s) obey

@@ -13,7 +13,8 @@ has a law that only G decides, with mean Pi(G). The noise xi has d coordinates o
 
     G <- G + ds v0 (Pi G + G Pi^T) + ds^2 (v0^2 Pi G Pi^T + v^2 (d/M) E P G P^T),          (*)
 
-up to fluctuations M^(-1/2): a closed recursion for the Gram matrix, with d/M as the one parameter.
+up to fluctuations M^(-1/2) and (d/M) d^(-1/2): a closed recursion for the Gram matrix, with d/M as
+the one parameter (reconstruction, docs/theory.md 6.15).
 
 * d/M fixed. Tokens do not converge (slope 0 in d); their Gram matrix does, to (*) and not to the
   mean-field limit, and so does the V-kernel (1/M) sum_j <m_a, m_b>: both at d^(-1/2).
