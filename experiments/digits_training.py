@@ -7,7 +7,7 @@ one zero-mass query token. The flow
 
 carries the query to x_q(1), which is to be the anchor of the image's class:
 ``L(rho) = (1/N) sum_i |x_q^i(1) - anchor_i|^2 / 2``. From V = 0 the heads follow the conditional
-Wasserstein gradient, ``d theta/dt = -G``. Two runs:
+Wasserstein gradient, ``d theta/dt = -G``. Three parts:
 
 fit       20 images, adaptive step, float64: the risk never rises and falls below 1e-3 of its start.
           Beside it two predictions of the residual r = x_q(1) - anchor, ``dr/dt = -K r/N``:
@@ -19,28 +19,39 @@ classify  2,000 training and 1,000 test images, minibatches, float32: accuracy o
           (mean and covariance of each measure), logistic regression on the pixels, and kernel
           ridge on the query features m_A[mu](x_q) of the heads at V = 0, regressed on the anchors
           (what these features can do frozen; ridge chosen by leave-one-out error in training).
+curves    Smaller nets, all trained for the same time, over several seeds (split, heads,
+          minibatches): test accuracy and test risk against the number of training images, of
+          pixels n (by pooling), of heads M, of layers L; one is varied, the others stay at a base.
+          Intervals are over seeds, differences paired. The heads are the same in all layers at the
+          start, and M heads are the first of 2M, so that read-outs f_M of two widths can be
+          compared image by image: if training propagates chaos, then (docs/theory.md 7.1)
+
+              E |f_M - f_2M|^2 = sigma^2 (1/M - 1/2M),    slope -1/2 in M.
+
+          In depth the gap of L and 2L layers is to fall.
+          Negative control: shuffled training labels leave the accuracy at chance, 1/10.
 
 Reference: the flow is that of arXiv 2605.17660; the task, the lift and the anchors are our choice
 (docs/theory.md 3.1 for the kernel, 7.4 for the data).
 
 Commands
-    meanfield run digits_training --preset smoke           four minutes on a CPU
-    meanfield run digits_training --preset paper --check   twenty minutes
-    meanfield figures digits_training
+    meanfield run digits_training                          COST_DEFAULT
+    meanfield run digits_training --preset smoke --check   COST_SMOKE
+    meanfield run digits_training --preset paper --check   COST_PAPER
+    meanfield figures digits_training digits_curves
 
-Stored: ``fit`` (time, step, risk, squared_norm, dissipation_defect, distance, frozen, along),
-``classify`` (time, step, risk, train_accuracy, test_accuracy), ``baselines`` (one accuracy each),
-``paths`` (paths [K, L+1, n, d] of some test images, weights, labels, predicted, anchors).
-Figure: figures/digits_training.py.
+Figures: figures/digits_training.py, figures/digits_curves.py.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from scipy import stats
 
 import meanfield as mf
 from meanfield.data import (
@@ -54,21 +65,30 @@ from meanfield.data import (
 from meanfield.ntk import terminal_factor
 
 CLAIM = "the flow fits 20 digits (paper: below 1e-3 of the start), classifies others; features move"
-COST = "smoke 4 min, paper 20 min on a CPU core; memory below 1 GB"
+COST = "COST_LINE"
 FIGURE = "digits_training"
+HEADLINES = (
+    "fit: final risk / initial risk",
+    "classify: test accuracy",
+    "curves, accuracy gained: most less fewest training images",
+    "curves, read-outs of M and 2M heads: slope in M",
+)
 
 QUERY = 0  # the query token stands first
-FIELD = mf.SoftmaxAttention("av")
+NUM_CLASSES, SIDES = 10, {"mnist": 28, "sklearn": 8}
+FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The task, the heads, and the two runs."""
+    """The task, the heads, and the three parts; as it stands, what the demo runs."""
 
     source: Literal["mnist", "sklearn"] = "mnist"
     """Which digits."""
     pool: int = 2
     """Block size of mean pooling: 28 x 28 becomes 14 x 14."""
+    most_tokens: int = 72
+    """Brightest pixels of an image that count: padding to the few images with more is costly."""
     dim: int = 8
     """d, width of the lift."""
     num_cells: int = 4
@@ -79,44 +99,92 @@ class Parameters:
     """Standard deviation of the entries of A; V starts at 0."""
     num_fit: int = 20
     """Images of the fit."""
-    fit_steps: int = 1000
+    fit_steps: int = 160
     """Most attempts of the adaptive step."""
     fit_tolerance: float = 0.3
     """Relative error of a step that is accepted."""
-    fit_target: float = 1e-3
+    fit_target: float = 0.1
     """The risk ratio to be reached."""
     fit_record_every: int = 10
     """Attempts between records (and kernels)."""
-    num_train: int = 2000
+    num_train: int = 500
     """Training images of the classification."""
-    num_test: int = 1000
+    num_test: int = 500
     """Test images."""
     minibatch: int = 50
     """Images per step."""
     dt: float = 0.5
-    """Step in training time."""
-    num_steps: int = 600
+    """Step in training time, of the curves too."""
+    num_steps: int = 120
     """Steps of the classification."""
-    record_every: int = 100
+    record_every: int = 20
     """Steps between accuracies."""
-    expected_accuracy: float = 0.8
+    expected_accuracy: float = 0.6
     """What the test accuracy must reach."""
     num_paths: int = 6
     """Test images whose token paths are stored."""
+    curve_images: tuple[int, ...] = (20, 50, 100, 200)
+    """Training images of the curves; the largest is the base's."""
+    curve_pools: tuple[int, ...] = (14, 7, 4)
+    """Pooling of the curves, coarse to fine."""
+    curve_heads: tuple[int, ...] = (2, 4, 8, 16)
+    """M of the curves, each twice the one before it."""
+    curve_layers: tuple[int, ...] = (1, 2, 4)
+    """L of the curves, each twice the one before it."""
+    base_pool: int = 4
+    """Pooling where something else is varied."""
+    base_heads: int = 8
+    """M where something else is varied."""
+    base_layers: int = 2
+    """L where something else is varied."""
+    curve_seeds: int = 5
+    """Splits and heads for each point of the curves."""
+    curve_test: int = 200
+    """Test images of the curves."""
+    curve_minibatch: int = 10
+    """Images per step of the curves."""
+    curve_steps: int = 200
+    """Steps of the curves."""
+    expected_slope: float = -0.5
+    """What theory says of the gap between M and 2M heads."""
+    slope_tolerance: float = 0.15
+    """Two-sided band around it."""
+    accuracy_tolerance: float = 0.05
+    """Two-sided band around equal accuracies, and around chance."""
     seed: int = 0
     """Names the split and the heads."""
 
     def __post_init__(self) -> None:
         mf.check_parameters(
             self,
-            at_least={"dim": 2},
-            at_most={"minibatch": self.num_train, "seed": 2**63 - 2},
+            at_least={"dim": 2, "curve_seeds": 2},
+            at_most={
+                "minibatch": self.num_train,
+                "curve_minibatch": min(self.curve_images, default=1),
+                "seed": 2**63 - 1 - self.curve_seeds,
+            },
+            num_sizes=2,
         )
-        side = {"mnist": 28, "sklearn": 8}[self.source]
-        if side % self.pool:
-            raise mf.MeanfieldError(
-                f"--pool {self.pool} for images of side {side}", "a divisor", "pass --pool 2"
-            )
+        side = SIDES[self.source]
+        divides, doubles = f"a divisor of the side {side}", "sizes, each twice the one before it"
+        for name, is_right, wanted in (
+            ("pool", side % self.pool == 0, divides),
+            ("curve_pools", not any(side % pool for pool in self.curve_pools), divides),
+            ("curve_heads", is_doubling(self.curve_heads, 4), f"at least 4 {doubles}"),
+            ("curve_layers", is_doubling(self.curve_layers, 3), f"at least 3 {doubles}"),
+            ("base_pool", self.base_pool in self.curve_pools, "one of --curve-pools"),
+            ("base_heads", self.base_heads in self.curve_heads, "one of --curve-heads"),
+            ("base_layers", self.base_layers in self.curve_layers, "one of --curve-layers"),
+        ):
+            if not is_right:
+                flag = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise mf.MeanfieldError(flag, wanted, "correct it")
+
+
+def is_doubling(sizes: tuple[int, ...], least: int) -> bool:
+    """Whether there are enough, and each is twice the one before it."""
+    steps = itertools.pairwise(sizes)
+    return len(sizes) >= least and all(2 * few == many for few, many in steps)
 
 
 def single(tree):
@@ -139,21 +207,43 @@ def heads(parameters: Parameters) -> mf.ParameterMeasure:
     )
 
 
-def digits(parameters: Parameters, num_train: int) -> DigitSplit:
+def brightest(images: np.ndarray, num: int) -> np.ndarray:
+    """The same images without all but their ``num`` brightest pixels."""
+    flat = images.reshape(len(images), -1).copy()
+    faint = np.argsort(-flat, axis=1, kind="stable")[:, num:]
+    np.put_along_axis(flat, faint, 0.0, axis=1)
+    return flat.reshape(images.shape)
+
+
+def digits(
+    parameters: Parameters, num_train: int, *, num_test: int = 0, pool: int = 0, turn: int = 0
+) -> DigitSplit:
     """Training and test images; the test set is the same whatever the size of the other."""
-    return load_digits(
+    split = load_digits(
         parameters.source,
         num_train=num_train,
-        num_test=parameters.num_test,
-        pool=parameters.pool,
-        seed=parameters.seed,
+        num_test=num_test or parameters.num_test,
+        pool=pool or parameters.pool,
+        seed=parameters.seed + turn,
     )
+    train, test = (
+        brightest(images, parameters.most_tokens)
+        for images in (split.train_images, split.test_images)
+    )
+    return split._replace(train_images=train, test_images=test)
 
 
-def task(images: np.ndarray, labels: np.ndarray, parameters: Parameters) -> mf.Batch:
+def tokens_of(*batches: np.ndarray) -> int:
+    """n that fits all images, the query included."""
+    return 1 + max(int((images > 0).sum(axis=(1, 2)).max()) for images in batches)
+
+
+def task(
+    images: np.ndarray, labels: np.ndarray, parameters: Parameters, num_tokens: int | None = None
+) -> mf.Batch:
     """Images as contexts; only the query token counts, its target is the class's anchor."""
-    contexts = digit_measures(images, parameters.dim, query_index="first")
-    anchors = class_anchors(10, parameters.dim)
+    contexts = digit_measures(images, parameters.dim, query_index="first", num_tokens=num_tokens)
+    anchors = class_anchors(NUM_CLASSES, parameters.dim)
     targets = np.zeros(contexts.points.shape)
     targets[:, QUERY] = anchors[labels]
     loss_weights = np.zeros(targets.shape[:2])
@@ -161,15 +251,11 @@ def task(images: np.ndarray, labels: np.ndarray, parameters: Parameters) -> mf.B
     return mf.Batch(contexts, targets, loss_weights)
 
 
-def read_out(rho: mf.ParameterMeasure, contexts: mf.TokenMeasure) -> np.ndarray:
-    """Final positions of the query tokens, ``[N, d]``."""
-    return np.asarray(mf.solve_flow(FIELD, rho, contexts, keep="final").path[:, QUERY])
-
-
 def accuracy(rho: mf.ParameterMeasure, batch: mf.Batch, labels: np.ndarray) -> float:
     """Share of images whose query ends nearest to its own anchor."""
-    anchors = class_anchors(10, batch.contexts.dim)
-    return float(np.mean(nearest_anchor(read_out(rho, batch.contexts), anchors) == labels))
+    anchors = class_anchors(NUM_CLASSES, batch.contexts.dim)
+    ends = mf.solve_flow(FIELD, rho, batch.contexts, keep="final").path[:, QUERY]
+    return float(np.mean(nearest_anchor(ends, anchors) == labels))
 
 
 def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndarray]:
@@ -184,7 +270,7 @@ def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndar
     state = mf.init_training(
         FIELD,
         heads(parameters),
-        mf.SquaredLoss(),
+        LOSS,
         batch,
         stepper=mf.AdaptiveStep(tolerance=parameters.fit_tolerance),
     )
@@ -214,13 +300,14 @@ def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndar
     return {n: getattr(history, n) for n in names} | predicted | {"spectra": spectra}
 
 
-def baselines(
-    split: DigitSplit, train: mf.Batch, test: mf.Batch, parameters: Parameters
-) -> dict[str, float]:
-    """Accuracies of three methods on the same training and test images."""
+def baselines(parameters: Parameters) -> dict[str, float]:
+    """Accuracies of three methods on the training and test images of the classification."""
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.neighbors import NearestCentroid
 
+    split = digits(parameters, parameters.num_train)
+    train = task(split.train_images, split.train_labels, parameters)
+    test = task(split.test_images, split.test_labels, parameters)
     labels, wanted = split.train_labels, split.test_labels
 
     def moments(batch: mf.Batch) -> np.ndarray:
@@ -247,7 +334,7 @@ def baselines(
 
         return np.asarray(jax.jit(lambda mus: jax.lax.map(of_context, mus))(batch.contexts))
 
-    anchors = class_anchors(10, parameters.dim)
+    anchors = class_anchors(NUM_CLASSES, parameters.dim)
     ridge = RidgeCV(alphas=np.logspace(-6, 2, 17)).fit(features(train), anchors[labels])
     predicted = nearest_anchor(ridge.predict(features(test)), anchors)
     return {
@@ -257,26 +344,16 @@ def baselines(
     }
 
 
-def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
-    """Fit, then classify; store both, the baselines and some paths."""
-    mf.use_double()
-    fitted = directory.cached("fit", lambda: fit(parameters, directory))
-    directory.save("fit", **fitted)
-    ratio = fitted["risk"] / fitted["risk"][0]
-    progress.note(f"fit: risk ratio {ratio[-1]:.2e} at training time {fitted['time'][-1]:.1f}")
-
+def classify(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndarray]:
+    """The second run: its history and the paths of some test images."""
     split = digits(parameters, parameters.num_train)
-    train = task(split.train_images, split.train_labels, parameters)
-    test = task(split.test_images, split.test_labels, parameters)
-    rivals = directory.cached("baselines", lambda: baselines(split, train, test, parameters))
-    directory.save("baselines", **rivals)
-    progress.note("baselines: " + ", ".join(f"{k} {float(v):.3f}" for k, v in rivals.items()))
-
-    train, test = single(train), single(test)
+    num_tokens = tokens_of(*split[::2])
+    train = single(task(split.train_images, split.train_labels, parameters, num_tokens))
+    test = single(task(split.test_images, split.test_labels, parameters, num_tokens))
     state = mf.init_training(
         FIELD,
         single(heads(parameters)),
-        mf.SquaredLoss(),
+        LOSS,
         train,
         stepper=mf.EulerStep(parameters.dt),
         minibatch=parameters.minibatch,
@@ -293,27 +370,165 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
         },
         label="classify",
     )
-    directory.save(
-        "classify",
-        time=history.time,
-        step=history.step,
-        risk=history.risk,
-        distance=history.distance,
-        **history.observed,
-    )
     some = jax.tree.map(lambda leaf: leaf[: parameters.num_paths], test.contexts)
-    paths = mf.solve_flow(FIELD, history.state.rho, some).path
-    anchors = class_anchors(10, parameters.dim)
-    directory.save(
-        "paths",
-        paths=paths,
-        weights=some.weights,
-        labels=split.test_labels[: parameters.num_paths],
-        predicted=nearest_anchor(paths[:, -1, QUERY], anchors),
-        anchors=anchors,
-    )
+    paths = np.asarray(mf.solve_flow(FIELD, history.state.rho, some).path)
+    anchors = class_anchors(NUM_CLASSES, parameters.dim)
+    names = ("time", "step", "risk", "distance")
+    return {name: getattr(history, name) for name in names} | {
+        **history.observed,
+        "paths": paths,
+        "weights": np.asarray(some.weights),
+        "labels": split.test_labels[: parameters.num_paths],
+        "predicted": nearest_anchor(paths[:, -1, QUERY], anchors),
+        "anchors": anchors,
+    }
 
-    reached = float(history.observed["test_accuracy"][-1])
+
+class Lesson(NamedTuple):
+    """One point of the learning curves."""
+
+    images: int
+    pool: int
+    heads: int
+    layers: int
+    is_shuffled: bool = False
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={int(value)}" for name, value in self._asdict().items())
+
+
+def lessons(parameters: Parameters) -> dict[str, list[Lesson]]:
+    """The sweeps, the base and the control."""
+    sizes = parameters.base_pool, parameters.base_heads, parameters.base_layers
+    base = Lesson(max(parameters.curve_images), *sizes)
+    return {
+        "images": [base._replace(images=num) for num in parameters.curve_images],
+        "pools": [base._replace(pool=pool) for pool in parameters.curve_pools],
+        "heads": [base._replace(heads=num) for num in parameters.curve_heads],
+        "layers": [base._replace(layers=num) for num in parameters.curve_layers],
+        "base": [base],
+        "control": [base._replace(is_shuffled=True)],
+    }
+
+
+@jax.jit
+def learn(rho, batches, order, dt, tests):
+    """Read-outs ``[R, T, d]`` of the test images after training, every seed in one program.
+
+    All but ``dt`` have a leading axis of seeds; ``order`` are minibatches ``[R, steps, images]``.
+    """
+
+    def one(seed):
+        rho, batch, order, tests = seed
+
+        def step(theta, chosen):
+            found = mf.conditional_gradient(
+                FIELD, rho.with_particles(theta), LOSS, batch.take(chosen)
+            )
+            return jax.tree.map(lambda x, g: x - dt * g, theta, found.gradient), None
+
+        theta, _ = jax.lax.scan(step, rho.particles, order)
+        return mf.solve_flow(FIELD, rho.with_particles(theta), tests, keep="final").path[:, QUERY]
+
+    return jax.lax.map(one, (rho, batches, order, tests))
+
+
+def teach(parameters: Parameters, lesson: Lesson) -> dict[str, np.ndarray]:
+    """Read-outs of all seeds and what they should be; mean number of tokens of an image.
+
+    Every seed has its split, its heads (M heads are the first of the most, the same in all layers)
+    and its minibatches; fewer images are a class-balanced part of more.
+    """
+    most, num_test = max(parameters.curve_images), parameters.curve_test
+    splits = [
+        digits(parameters, most, num_test=num_test, pool=lesson.pool, turn=turn)
+        for turn in range(parameters.curve_seeds)
+    ]
+    num_tokens = tokens_of(*(images for split in splits for images in split[::2]))
+    seeds = []
+    for turn, split in enumerate(splits):
+        rng = np.random.default_rng([parameters.seed, turn])
+        noise = rng.random((parameters.curve_steps, lesson.images))
+        shuffled = rng.permutation(split.train_labels)
+        labels = shuffled if lesson.is_shuffled else split.train_labels
+        rho = mf.sample_parameters(
+            FIELD,
+            mf.EntrywiseGaussian(A=parameters.score_scale, V=0.0),
+            mf.DepthGrid.uniform(lesson.layers),
+            max(parameters.curve_heads),
+            dim=parameters.dim,
+            key=jax.random.key(parameters.seed + turn),
+            across_depth="constant",
+        )
+        first = jax.tree.map(lambda leaf: leaf[:, : lesson.heads], rho.particles)
+        seeds.append(
+            (
+                mf.ParameterMeasure(first, rho.grid),
+                task(split.train_images, labels, parameters, num_tokens),
+                noise.argsort(axis=1)[:, : parameters.curve_minibatch],
+                task(split.test_images, split.test_labels, parameters, num_tokens).contexts,
+            )
+        )
+    rho, batches, order, tests = single(jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds))
+    return {
+        "read_out": np.asarray(learn(rho, batches, order, np.float32(parameters.dt), tests)),
+        "labels": np.stack([split.test_labels for split in splits]),
+        "tokens": np.array(np.mean([(one.train_images > 0).sum(axis=(1, 2)) for one in splits])),
+    }
+
+
+def curves_of(parameters: Parameters, cells: dict[Lesson, dict]) -> dict[str, np.ndarray]:
+    """Test accuracy and risk ``[R, K]`` along each sweep; gaps ``[R, K-1]`` of the read-outs."""
+    anchors = class_anchors(NUM_CLASSES, parameters.dim)
+    start = np.sum((default_query(parameters.dim) - anchors) ** 2, axis=-1)
+    found: dict[str, np.ndarray] = {}
+    for name, sweep in lessons(parameters).items():
+        ends = np.stack([cells[lesson]["read_out"] for lesson in sweep], axis=1)  # [R, K, T, d]
+        labels = np.stack([cells[lesson]["labels"] for lesson in sweep], axis=1)  # [R, K, T]
+        told = nearest_anchor(ends.reshape(-1, parameters.dim), anchors).reshape(labels.shape)
+        found[f"{name}_accuracy"] = (told == labels).mean(axis=-1)
+        missed = np.sum((ends - anchors[labels]) ** 2, axis=-1)
+        found[f"{name}_risk"] = missed.mean(axis=-1) / start[labels].mean(axis=-1)
+        if name in ("heads", "layers"):
+            squares = np.sum(np.diff(ends, axis=1) ** 2, axis=-1).mean(axis=-1)
+            found[f"{name}_gap"] = np.sqrt(squares)
+    side = SIDES[parameters.source]
+    return found | {
+        "images": np.array(parameters.curve_images),
+        "pixels": (side // np.array(parameters.curve_pools)) ** 2,
+        "heads": np.array(parameters.curve_heads),
+        "layers": np.array(parameters.curve_layers),
+        "tokens": np.array([float(cells[one]["tokens"]) for one in lessons(parameters)["pools"]]),
+    }
+
+
+def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf.Claim]:
+    """Fit, classify, draw the learning curves: every part a cell."""
+    mf.use_double()
+    points = list(dict.fromkeys(lesson for some in lessons(parameters).values() for lesson in some))
+    parts = {
+        "baselines": lambda: baselines(parameters),
+        "classify": lambda: classify(parameters, directory),
+        "fit": lambda: fit(parameters, directory),
+    }
+
+    def compute(part):
+        return teach(parameters, part) if isinstance(part, Lesson) else parts[part]()
+
+    names = [*points, *parts]
+    found = directory.sweep("part", names, compute, progress, key=str)
+    cells = dict(zip(names, found, strict=True))
+    fitted, classified = cells["fit"], cells["classify"]
+    directory.save("fit", **fitted)
+    directory.save("baselines", **cells["baselines"])
+    shown = ("paths", "weights", "labels", "predicted", "anchors")
+    directory.save("paths", **{name: classified[name] for name in shown})
+    directory.save("classify", **{k: v for k, v in classified.items() if k not in shown})
+    curves = curves_of(parameters, {lesson: cells[lesson] for lesson in points})
+    directory.save("curves", **curves)
+
+    ratio = fitted["risk"] / fitted["risk"][0]
+    reached = float(classified["test_accuracy"][-1])
     spread = 1.96 * np.sqrt(reached * (1 - reached) / parameters.num_test)
     gaps = {name: log_gap(fitted[name], fitted["risk"]) for name in ("along", "frozen")}
     return [
@@ -330,7 +545,46 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             (reached - spread, reached + spread),
             "consistent" if reached >= parameters.expected_accuracy else "inconsistent",
         ),
+        *curve_claims(parameters, curves),
     ]
+
+
+def curve_claims(parameters: Parameters, curves: dict[str, np.ndarray]) -> list[mf.Claim]:
+    """What the learning curves say, and the control."""
+    accuracies = {name: curves[f"{name}_accuracy"] for name in lessons(parameters)}
+    gained = {name: values[:, -1] - values[:, 0] for name, values in accuracies.items()}
+    rate = mf.fit_rate(parameters.curve_heads[:-1], curves["heads_gap"], min_sizes=3)
+    falls = np.log2(curves["layers_gap"][:, 0] / curves["layers_gap"][:, -1])
+    settled = accuracies["layers"][:, -1] - accuracies["layers"][:, -2]
+    chance, band, shuffled = 1 / NUM_CLASSES, parameters.accuracy_tolerance, accuracies["control"]
+    varied = {"images": "training images", "pools": "pixels", "heads": "heads"}
+    words = "curves, accuracy gained: most less fewest"
+    return [
+        above("curves, base: test accuracy", chance, accuracies["base"][:, 0]),
+        *(above(f"{words} {varied[name]}", 0.0, gained[name]) for name in varied),
+        mf.Claim.mean("curves, accuracy: most layers less half as many", 0.0, settled, band),
+        mf.Claim(
+            "curves, read-outs of M and 2M heads: slope in M",
+            parameters.expected_slope,
+            rate.slope,
+            rate.interval,
+            rate.verdict(parameters.expected_slope, parameters.slope_tolerance),
+        ),
+        above("curves, read-outs of L and 2L layers: log2(first gap / last)", 0.0, falls),
+        mf.Claim.mean(
+            "control (shuffled training labels): test accuracy", chance, shuffled[:, 0], band
+        ),
+    ]
+
+
+def above(quantity: str, limit: float, draws: np.ndarray) -> mf.Claim:
+    """The mean over seeds is above a limit: Student's interval decides."""
+    mean = float(draws.mean())
+    half = float(stats.t.ppf(0.975, len(draws) - 1) * stats.sem(draws))
+    verdict = "consistent" if mean - half > limit else "undecided"
+    if mean + half < limit:
+        verdict = "inconsistent"
+    return mf.Claim(quantity, f"above {limit:g}", mean, (mean - half, mean + half), verdict)
 
 
 def log_gap(predicted: np.ndarray, measured: np.ndarray) -> float:
