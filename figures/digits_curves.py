@@ -64,7 +64,8 @@ def _gap(ax, curves, name: str, letter: str, slope: float | None) -> None:
     rate = None if slope is None else fit_rate(sizes, gaps, min_sizes=3)
     plotting.rate_plot(ax, sizes, gaps, label="measured", rate=rate, color=plotting.BLUE)
     if slope is not None and rate is not None:
-        plotting.reference_triangle(ax, slope, rate, start=float(sizes[0]))
+        plotting.reference_triangle(ax, slope, rate, start=float(sizes[1]))
+        ax.set_ylim(bottom=0.85 * ax.get_ylim()[0])  # room for the triangle's label
     ax.set_xlabel(f"{'heads' if name == 'heads' else 'layers'} {letter}")
     ax.set_ylabel("root mean square gap")
     plotting.legend_below(ax)
