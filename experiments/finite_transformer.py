@@ -209,8 +209,7 @@ def sgd(parameters: Parameters, heads, batch, num_steps: int, *, factor=1.0, key
     dt = parameters.training_time / num_steps
 
     def one(heads, key):
-        grid = mf.DepthGrid.uniform(heads.Q.shape[0])
-        net = mf.models.Transformer.from_parameter_measure(mf.ParameterMeasure(heads, grid))
+        net = mf.models.Transformer(*heads)
         found = mf.models.fit(
             net,
             batch,
@@ -224,8 +223,9 @@ def sgd(parameters: Parameters, heads, batch, num_steps: int, *, factor=1.0, key
         return found.loss, mf.AttentionQKV(nets.query, nets.key, nets.value)
 
     heads = jax.tree.map(jnp.asarray, heads)
-    risks, path = jax.vmap(one, in_axes=(0, None if keys is None else 0))(heads, keys)
-    return Course(np.asarray(risks), jax.tree.map(np.asarray, path))
+    # records first, as `fit` has them: moved by numpy, which compiles nothing
+    found = jax.vmap(one, in_axes=(0, None if keys is None else 0), out_axes=1)(heads, keys)
+    return Course(*jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), 1, 0), found))
 
 
 @partial(jax.jit, static_argnames=("field", "scheme", "num_records"))
@@ -269,8 +269,7 @@ def outputs(heads, mu):
     """The tokens of ``mu`` after the stacks with heads ``[..., L, M, ...]``."""
 
     def one(heads):
-        grid = mf.DepthGrid.uniform(heads.Q.shape[0])
-        net = mf.models.Transformer.from_parameter_measure(mf.ParameterMeasure(heads, grid))
+        net = mf.models.Transformer(*heads)
         return net(mu.points, mu.log_weights)
 
     return jax.vmap(jax.vmap(one))(heads)

@@ -51,7 +51,7 @@ def _fit(
     num_records: int,
     minibatch: int | None,
     key: Any,
-) -> tuple[Array, Transformer]:
+) -> tuple[Array, Transformer, Transformer]:
     """``num_records`` times ``steps`` steps; neither rate nor steps compile anew."""
     transform = optimiser(rate)
 
@@ -72,8 +72,8 @@ def _fit(
 
     weights: Any = model
     start = (model, transform.init(weights))
-    _, (losses, models) = jax.lax.scan(record, start, jnp.arange(num_records + 1))
-    return losses, models
+    (last, _), (losses, models) = jax.lax.scan(record, start, jnp.arange(num_records + 1))
+    return losses, models, last
 
 
 def fit(
@@ -123,7 +123,7 @@ def fit(
         require(key is not None, "no key", "a key for minibatches", "pass key=jax.random.key(0)")
     per_record = num_steps // num_records
     rate = jnp.asarray(learning_rate, model.query.dtype)
-    losses, models = _fit(
+    losses, models, last = _fit(
         model, batch, loss, optimiser, rate, jnp.asarray(per_record), num_records, minibatch, key
     )
     if is_concrete(losses) and not np.isfinite(losses).all():
@@ -133,5 +133,4 @@ def fit(
             "a loss that stays finite",
             "pass a smaller learning_rate",
         )
-    last = jax.tree.map(lambda leaf: leaf[-1], models)
     return Fit(np.arange(num_records + 1) * per_record, losses, models, last)
