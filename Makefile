@@ -10,18 +10,14 @@ PYTEST_ARGS ?=
 TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
-# What `make demo` runs, in this order. With `figures` they are the first pictures.
-DEMO_EXPERIMENTS = digits_training ntk_digits
-DEMO_PRESET = smoke
-
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint smoke bench lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo
 	$(BIN)/meanfield doctor
-	for name in $(DEMO_EXPERIMENTS); do \
-		$(BIN)/meanfield run $$name --preset $(DEMO_PRESET) || exit $$?; done
-	$(BIN)/meanfield figures $(DEMO_EXPERIMENTS)
+	$(BIN)/meanfield run digits_training
+	$(BIN)/meanfield run ntk_digits --preset smoke
+	$(BIN)/meanfield figures digits_training ntk_digits
 
 test: .venv/.test
 	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
@@ -31,6 +27,13 @@ lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+# Every experiment at its smallest, with all claims checked, then every figure and the report.
+smoke: .venv/.demo
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(TEST_ENV) $(BIN)/meanfield run all --preset smoke --jobs 2 --check --out "$$folder" && \
+	$(BIN)/meanfield figures --check --results "$$folder" && \
+	$(BIN)/meanfield report "$$folder"
 
 bench: .venv/.demo
 	for file in experiments/bench/*.py; do $(BIN)/python $$file || exit $$?; done

@@ -25,8 +25,10 @@ Cost: O(L M n^2 d) per solve, O(L n d) memory. Figure: figures/depth_limit.py.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import meanfield as mf
@@ -40,10 +42,6 @@ HEADLINES = (
     "RK4 against the closed form: slope in L",
     "continuous against discrete adjoint: slope in L",
 )
-
-# compiled once per size: eager, each of their many small operations would be compiled by itself
-refine_depth = jax.jit(mf.refine_depth, static_argnums=1)
-subsample = jax.jit(mf.subsample, static_argnums=1)
 
 CLOSED, TOKENS, SMOOTH, LAYERS = range(4)  # names of the random streams
 SCHEMES = {"euler": mf.Euler(), "heun": mf.Heun(), "rk4": mf.RungeKutta4()}
@@ -94,12 +92,14 @@ def closed_form_errors(parameters: Parameters, key: jax.Array, name: str) -> dic
     )
     exact = mf.exact.gaussian_closure(law.mean(), law.covariance(), halves)
     expected = exact.flow_map(tokens.points)
-    gaps = []
-    for num_cells in parameters.sizes:
-        rho = refine_depth(halves, num_cells // 2)
+
+    @partial(jax.jit, static_argnums=0)
+    def gap(num_cells: int) -> jax.Array:
+        rho = mf.refine_depth(halves, num_cells // 2)
         path = mf.solve_flow(field, rho, tokens, scheme=SCHEMES[name]).path
-        gaps.append(mf.coupled_distance(path[:: num_cells // 2], expected, tokens.weights))
-    return {"errors": np.array(gaps, float)}
+        return mf.coupled_distance(path[:: num_cells // 2], expected, tokens.weights)
+
+    return {"errors": np.array([gap(num_cells) for num_cells in parameters.sizes], float)}
 
 
 class Layers:
@@ -110,6 +110,8 @@ class Layers:
         self.field = mf.SoftmaxAttention("av")
         self.heads = mf.EntrywiseGaussian(A=1.0, V=1.0)
         self.cloud = mf.Cube(1.0, parameters.dim).tokens(parameters.num_tokens, key=stream[TOKENS])
+        contexts = mf.stack_contexts([self.cloud])
+        self.batch = mf.Batch(contexts, -contexts.points)
         # many heads, the same in all layers, for the independent ones to be drawn from
         self.crowd = mf.sample_parameters(
             self.field,
@@ -141,19 +143,20 @@ class Layers:
         smooth = self.smooth_heads(self.parameters.num_reference)
         return {
             "smooth": self.end(smooth, "rk4"),
-            "crowd": self.end(refine_depth(self.crowd, 64), "rk4"),
+            "crowd": self.end(mf.refine_depth(self.crowd, 64), "rk4"),
         }
 
-    def errors(self, num_cells: int, limits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    # one program per L: eager, each of its many small operations would be compiled by itself
+    @partial(jax.jit, static_argnums=(0, 1))
+    def errors(self, num_cells: int, limits: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Smooth heads and adjoint gap (scalars), independent layers ``[R]``."""
-        loss, contexts = mf.SquaredLoss(), mf.stack_contexts([self.cloud])
-        batch = mf.Batch(contexts, -contexts.points)
         # layer k reads theta(s_k): constant in its cell, where the reference interpolates
         rho = self.smooth_heads(num_cells)
         rho = mf.ParameterMeasure(rho.particles, rho.grid)
-        smooth = mf.coupled_distance(self.end(rho), limits["smooth"])
         discrete, continuous = (
-            mf.conditional_gradient(self.field, rho, loss, batch, method=method).gradient
+            mf.conditional_gradient(
+                self.field, rho, mf.SquaredLoss(), self.batch, method=method
+            ).gradient
             for method in (mf.DiscreteAdjoint(), mf.ContinuousAdjoint(mf.RungeKutta4()))
         )
         difference = mf.labelled_distance(
@@ -161,16 +164,17 @@ class Layers:
         )
         zero = jax.tree.map(lambda leaf: 0 * leaf, discrete)
         size = mf.labelled_distance(rho.with_particles(discrete), rho.with_particles(zero))
-        fine = refine_depth(self.crowd, num_cells)
-        drawn = []
-        for replicate in range(self.parameters.num_replicates):
+        fine = mf.refine_depth(self.crowd, num_cells)
+
+        def independent(replicate: jax.Array) -> jax.Array:
             draw = jax.random.fold_in(jax.random.fold_in(self.stream[LAYERS], num_cells), replicate)
-            few = subsample(fine, self.parameters.num_heads, key=draw)
-            drawn.append(mf.coupled_distance(self.end(few), limits["crowd"]))
+            few = mf.subsample(fine, self.parameters.num_heads, key=draw)
+            return mf.coupled_distance(self.end(few), limits["crowd"])
+
         return {
-            "smooth": np.array(smooth, float),
-            "adjoint_gap": np.array(difference / size, float),
-            "independent": np.array(drawn, float),
+            "smooth": mf.coupled_distance(self.end(rho), limits["smooth"]),
+            "adjoint_gap": difference / size,
+            "independent": jax.lax.map(independent, jnp.arange(self.parameters.num_replicates)),
         }
 
 
