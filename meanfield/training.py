@@ -386,6 +386,13 @@ def _record(
         )
         raise_failure(status, rho.grid, problem.scheme)
         square = np.nan
+    if not np.isfinite(value):  # said first: such numbers break transport too
+        raise NonFiniteError(
+            f"the risk is {value} at training step {int(state.step)}"
+            f" (time {float(state.time):.4g})",
+            "a risk that stays finite",
+            "use a smaller dt or stepper=AdaptiveStep()",
+        )
     start = rho.with_particles(problem.start)
     exact = rho.num_particles <= EXACT_DISTANCE_PARTICLES
     distance = (conditional_wasserstein2 if exact else labelled_distance)(start, rho)
@@ -407,13 +414,6 @@ def _record(
             f"{name} has shape {value.shape} after {earlier and earlier[name].shape}",
             "the same shape at every record",
             "let the observer return arrays of one shape",
-        )
-    if not np.isfinite(row["risk"]):
-        raise NonFiniteError(
-            f"the risk is {row['risk']} at training step {int(state.step)}"
-            f" (time {float(state.time):.4g})",
-            "a risk that stays finite",
-            "use a smaller dt or stepper=AdaptiveStep()",
         )
     return row
 
