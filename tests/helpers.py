@@ -10,6 +10,8 @@ import numpy as np
 import meanfield as mf
 from meanfield.laws._parameters import is_shape
 
+# For tests of the compiled program itself; the others compile plainly (tests/conftest.py).
+AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 ORDER_TOLERANCE = 0.15
 SMALLEST_R_SQUARED = 0.999
 

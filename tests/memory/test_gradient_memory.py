@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meanfield as mf
+from tests.helpers import AS_USERS_COMPILE
 
 NUM_TOKENS, DIM, NUM_PARTICLES, NUM_CELLS = 256, 8, 64, 64
 BOUND = 16 * 2**20  # 16 MiB; one n x n x M tensor in float64 is 33.6 MB
@@ -15,7 +16,7 @@ BOUND = 16 * 2**20  # 16 MiB; one n x n x M tensor in float64 is 33.6 MB
 
 def temporary_bytes(function, *arguments) -> int:
     """What the compiled function needs beyond its inputs and outputs."""
-    analysis: Any = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    analysis: Any = jax.jit(function).lower(*arguments).compile(AS_USERS_COMPILE).memory_analysis()
     return int(analysis.temp_size_in_bytes)
 
 

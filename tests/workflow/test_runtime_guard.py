@@ -5,7 +5,8 @@ import pytest
 
 import meanfield as mf
 from meanfield import _runtime
-from tests.workflow.command_line import call
+from tests import helpers
+from tests.workflow.command_line import ROOT, call, process
 
 
 @pytest.fixture
@@ -47,9 +48,28 @@ def test_doctor_finds_this_installation_well(fresh_guard):
 
 
 # jax 0.10.2 goes wrong from n = 16385 on: by 0.98 there, by a factor of thousands at 32769.
-@pytest.mark.parametrize("num_points", [1000, 16384, 16385, 20000, 32769, 40000])
-def test_compiled_kernel_equals_numpy(num_points):
-    assert _runtime.compiled_kernel_error(num_points) < 1e-12
+AS_USERS_COMPILE = """
+import meanfield
+from meanfield import _runtime
+meanfield.use_double()
+for num_points in (1000, 16384, 16385, 20000, 32769, 40000):
+    assert _runtime.compiled_kernel_error(num_points) < 1e-12, num_points
+print("all equal")
+"""
+
+
+def test_compiled_kernel_equals_numpy(here):
+    """With the compiler's own flags, not those of tests/conftest.py."""
+    done = process("-c", AS_USERS_COMPILE, cwd=here, XLA_FLAGS="")
+    assert (done.returncode, done.stdout) == (0, "all equal\n"), done.stderr
+
+
+def test_stored_references_hold_as_users_compile(here):
+    """The golden files once more, by the programs that users run."""
+    file = ROOT / "tests" / "consistency" / "test_golden.py"
+    given = " ".join(f"--{name}={value}" for name, value in helpers.AS_USERS_COMPILE.items())
+    done = process("-m", "pytest", "-q", "-p", "no:cacheprovider", file, cwd=ROOT, XLA_FLAGS=given)
+    assert done.returncode == 0, done.stdout
 
 
 def test_control_a_wrong_compiler_is_noticed(monkeypatch, fresh_guard):
