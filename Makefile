@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-# One thread for each test process: two cores are enough.
+# One thread for each test process: two cores are enough. (worksteal: a module on one of them.)
 TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
@@ -20,7 +20,7 @@ demo: .venv/.demo
 	$(BIN)/meanfield figures digits_training ntk_digits
 
 test: .venv/.test
-	$(TEST_ENV) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .
