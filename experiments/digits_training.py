@@ -189,11 +189,8 @@ def is_doubling(sizes: tuple[int, ...], least: int) -> bool:
 
 def single(tree):
     """The same arrays in float32 (by numpy: no program to compile for each shape)."""
-    arrays = jax.tree.map(np.asarray, tree)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(leaf.astype(np.float32) if leaf.dtype.kind == "f" else leaf),
-        arrays,
-    )
+    kinds, arrays = {"f": np.float32}, jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, kinds.get(leaf.dtype.kind)), arrays)
 
 
 def heads(parameters: Parameters) -> mf.ParameterMeasure:
