@@ -38,7 +38,7 @@ Reference: arXiv 2605.17660 for the flow; the task, the lift and the anchors are
 
 Commands
     meanfield run digits_training                          four minutes on a CPU: the demo
-    meanfield run digits_training --preset smoke --check   half a minute
+    meanfield run digits_training --preset smoke --check   40 seconds
     meanfield run digits_training --preset paper --check   16 minutes
     meanfield figures digits_training digits_curves (figures/)
 """
@@ -65,7 +65,7 @@ from meanfield.data import (
 from meanfield.ntk import terminal_factor
 
 CLAIM = "the flow fits 20 digits (paper: below 1e-3 of the start), classifies others; features move"
-COST = "smoke 35 s, paper 16 min on a CPU core, 4 min as it stands; memory below 1 GB"
+COST = "smoke 40 s, paper 16 min on a CPU core, 4 min as it stands; memory below 1 GB"
 FIGURE = "digits_training"
 HEADLINES = (
     "fit: final risk / initial risk",
