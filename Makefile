@@ -8,9 +8,11 @@ PYTEST_ARGS ?=
 
 # One thread for each test process: two cores are enough. (worksteal: a module on one of them.)
 TEST_ENV = JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+	XLA_FLAGS="--xla_cpu_multi_thread_eigen=false"
+# Tests compile plainly, for speed (tests/conftest.py); these flags compile them as users do.
+AS_USERS = --xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true
 
-.PHONY: demo test lint smoke bench lock clean
+.PHONY: demo test test-compiled lint smoke bench lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo
@@ -21,6 +23,10 @@ demo: .venv/.demo
 
 test: .venv/.test
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# Every formula and its derivatives against other routes, in the programs that users run.
+test-compiled: .venv/.test
+	$(TEST_ENV) XLA_FLAGS="$(AS_USERS)" $(BIN)/pytest -n 2 --dist worksteal tests/gradients tests/consistency
 
 lint: .venv/.test
 	$(BIN)/ruff check .
