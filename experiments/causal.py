@@ -18,11 +18,11 @@ docs/theory.md 3.1 with one law for each pair, and Theorem A counts its null dir
    Without first tokens in the loss there are none. Contexts that share a prefix of k tokens lose
    k - 1 more: the shared pairs are equal.
 4. *Training.* In the lazy regime (4.4) the residual follows r <- r - dt K Om r with either kernel.
-   The causal risk stops at the part of the targets that K does not see; the same targets without
-   first tokens go on falling. In any regime the first tokens move by one linear map for all
-   contexts, so the risk stays above that of the best such map. Which of the two attentions trains
-   faster is not decided by this: prefix laws differ more from one another than whole ones, and
-   before its plateau the causal risk may be the lower one. Measured and predicted, side by side.
+   The causal risk cannot fall below the part of the targets that K does not see. (These runs end
+   far above this floor, for the least positive eigenvalues are small.) In any regime the first
+   tokens move by one linear map for all contexts, so the risk stays above that of the best such
+   map. Which of the two attentions trains faster is not decided by this: prefix laws differ more
+   from one another than whole ones, and far from its floor the causal risk may be the lower one.
 Negative control: the kernel of full attention does not predict causal training.
 
 Commands
@@ -38,7 +38,6 @@ from functools import partial
 
 import jax
 import numpy as np
-from scipy import stats
 
 import meanfield as mf
 from meanfield import ntk
@@ -364,26 +363,14 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             )
         )
     above = (risks["causal"][:, -1] / risks["plateau"]).min()
-    measured, predicted = (
-        np.log10(risks[f"causal{end}"][:, -1] / risks[f"full{end}"][:, -1]) for end in ("", "_lazy")
-    )
-    half = float(stats.t.ppf(0.975, len(measured) - 1) * stats.sem(measured))
-    expected = float(predicted.mean())
-    close = np.abs(measured - predicted).max() <= parameters.risk_tolerance
-    claims.append(
-        mf.Claim(
-            "log10 of causal risk over that of full attention, at the end",
-            expected,
-            float(measured.mean()),
-            (float(measured.mean()) - half, float(measured.mean()) + half),
-            "consistent" if close else "inconsistent",
-        )
-    )
     control = np.abs(risks["causal"] / risks["control"] - 1).max(axis=1).min()
     return [
         *claims,
         mf.Claim.bound(
-            "lazy causal risk at the end over what its null space keeps", "at least", 0.99, above
+            "lazy causal risk at the end over what its null space keeps, its floor",
+            "at least",
+            0.99,
+            above,
         ),
         mf.Claim.bound(
             "rich causal risk at the end over that of the best linear map of first tokens",

@@ -9,11 +9,11 @@ carries the query to x_q(1), which is to be the anchor of the image's class:
 ``L(rho) = (1/N) sum_i |x_q^i(1) - anchor_i|^2 / 2``. From V = 0 the heads follow the conditional
 Wasserstein gradient, ``d theta/dt = -G``. Three parts:
 
-fit       20 images, adaptive step, float64: the risk never rises and falls below 1e-3 of its start.
+fit       20 images, adaptive step, float64, until the risk is 1e-3 of its start; it never rises.
           Beside it two predictions of the residual r = x_q(1) - anchor, ``dr/dt = -K r/N``:
-          with the tangent kernel K at the start (lazy training), and with K(t) along the flow
-          (exact up to the time step). They differ much: features move. That the frozen kernel
-          misses is the negative control of the second claim.
+          with the tangent kernel K at the start (lazy training), and with K(t) along the flow, the
+          mean of two records between them: its error grows with their distance. They differ much:
+          features move. That the frozen kernel misses is the negative control of the second claim.
 classify  2,000 training and 1,000 test images, minibatches, float32: accuracy on the test images,
           beside three baselines that see the same data: nearest class mean of the lifted moments
           (mean and covariance of each measure), logistic regression on the pixels, and kernel
@@ -28,10 +28,11 @@ curves    Smaller nets, all trained for the same time, over several seeds (split
 
               E |f_M - f_2M|^2 = sigma^2 (1/M - 1/2M),    slope -1/2 in M.
 
-          In depth the gap of L and 2L layers is to fall. Accuracy need not rise at every doubling:
-          with the number of steps fixed, more images are each seen less often (paper preset: 0.58
-          at 50 images, 0.73 at 400, 0.70 at 800).
-          Negative control: shuffled training labels leave the accuracy at chance, 1/10.
+          In depth the gap of L and 2L layers is to fall (as 1/L once L is large). Accuracy need
+          not rise at every doubling: with the number of steps fixed, more images are each seen
+          less often. All seeds draw from one collection of 5,000 images, so that their test sets
+          overlap by a tenth. Negative control: shuffled training labels leave the accuracy at
+          chance, 1/10.
 
 Reference: arXiv 2605.17660 for the flow; the task, the lift and the anchors are our choice
 (docs/theory.md 3.1 for the kernel, 7.4 for the data).
@@ -51,7 +52,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from scipy import stats
 
 import meanfield as mf
 from meanfield.data import (
@@ -64,12 +64,14 @@ from meanfield.data import (
 )
 from meanfield.ntk import terminal_factor
 
-CLAIM = "the flow fits 20 digits (paper: below 1e-3 of the start), classifies others; features move"
+CLAIM = (
+    "the flow fits 20 digits (preset paper: to 1e-3 of the start), classifies others; features move"
+)
 COST = "smoke 40 s, paper 16 min on a CPU core, 4 min as it stands; memory below 1 GB"
 FIGURE = "digits_training"
 HEADLINES = (
-    "fit: final risk / initial risk",
-    "classify: test accuracy",
+    "fit: steps tried until risk / initial risk is *",
+    "classify: test accuracy (one net; interval over test images)",
     "curves, accuracy gained: most less fewest training images",
     "curves, read-outs of M and 2M heads: slope in M",
 )
@@ -127,7 +129,7 @@ class Parameters:
     """Training images of the curves; the largest is the base's."""
     curve_pools: tuple[int, ...] = (14, 7, 4)
     """Pooling of the curves, coarse to fine."""
-    curve_heads: tuple[int, ...] = (2, 4, 8, 16)
+    curve_heads: tuple[int, ...] = (4, 8, 16, 32)
     """M of the curves, each twice the one before it."""
     curve_layers: tuple[int, ...] = (1, 2, 4)
     """L of the curves, each twice the one before it."""
@@ -137,7 +139,7 @@ class Parameters:
     """M where something else is varied."""
     base_layers: int = 2
     """L where something else is varied."""
-    curve_seeds: int = 5
+    curve_seeds: int = 8
     """Splits and heads for each point of the curves."""
     curve_test: int = 200
     """Test images of the curves."""
@@ -166,10 +168,13 @@ class Parameters:
             num_sizes=2,
         )
         side = SIDES[self.source]
+        finest = (side // min(self.pool, *self.curve_pools)) ** 2
         divides, doubles = f"a divisor of the side {side}", "sizes, each twice the one before it"
         for name, is_right, wanted in (
             ("pool", side % self.pool == 0, divides),
             ("curve_pools", not any(side % pool for pool in self.curve_pools), divides),
+            # ink covers less than a third of most images: with fewer pixels much of it is lost
+            ("most_tokens", 3 * self.most_tokens >= finest, "a third of the finest image's pixels"),
             ("curve_heads", is_doubling(self.curve_heads, 4), f"at least 4 {doubles}"),
             ("curve_layers", is_doubling(self.curve_layers, 3), f"at least 3 {doubles}"),
             ("base_pool", self.base_pool in self.curve_pools, "one of --curve-pools"),
@@ -530,14 +535,22 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     spread = 1.96 * np.sqrt(reached * (1 - reached) / parameters.num_test)
     gaps = {name: log_gap(fitted[name], fitted["risk"]) for name in ("along", "frozen")}
     return [
-        mf.Claim.bound("fit: final risk / initial risk", "below", parameters.fit_target, ratio[-1]),
         mf.Claim.bound(
-            "fit: largest rise of the risk", "at most", 0.0, float(np.diff(ratio).max())
+            f"fit: steps tried until risk / initial risk is {parameters.fit_target:g}",
+            "at most",
+            parameters.fit_steps,
+            fitted["step"][-1] if ratio[-1] <= parameters.fit_target else np.inf,
         ),
-        mf.Claim.bound("fit: gap of log-risk, kernel along the flow", "below", 0.1, gaps["along"]),
+        mf.Claim.bound(
+            "fit: largest rise of the risk (steps that raise it are refused)",
+            "at most",
+            0.0,
+            float(np.diff(ratio).max()),
+        ),
+        mf.Claim.bound("fit: gap of log-risk, kernel along the flow", "below", 0.05, gaps["along"]),
         mf.Claim.bound("control: gap of log-risk, frozen kernel", "above", 0.2, gaps["frozen"]),
         mf.Claim(
-            "classify: test accuracy",
+            "classify: test accuracy (one net; interval over test images)",
             f"at least {parameters.expected_accuracy:g}",
             reached,
             (reached - spread, reached + spread),
@@ -558,8 +571,8 @@ def curve_claims(parameters: Parameters, curves: dict[str, np.ndarray]) -> list[
     varied = {"images": "training images", "pools": "pixels", "heads": "heads"}
     words = "curves, accuracy gained: most less fewest"
     return [
-        above("curves, base: test accuracy", chance, accuracies["base"][:, 0]),
-        *(above(f"{words} {varied[name]}", 0.0, gained[name]) for name in varied),
+        mf.Claim.above("curves, base: test accuracy", chance, accuracies["base"][:, 0]),
+        *(mf.Claim.above(f"{words} {varied[name]}", 0.0, gained[name]) for name in varied),
         mf.Claim.mean("curves, accuracy: most layers less half as many", 0.0, settled, band),
         mf.Claim(
             "curves, read-outs of M and 2M heads: slope in M",
@@ -568,21 +581,11 @@ def curve_claims(parameters: Parameters, curves: dict[str, np.ndarray]) -> list[
             rate.interval,
             rate.verdict(parameters.expected_slope, parameters.slope_tolerance),
         ),
-        above("curves, read-outs of L and 2L layers: log2(first gap / last)", 0.0, falls),
+        mf.Claim.above("curves, read-outs of L and 2L layers: log2(first gap / last)", 0.0, falls),
         mf.Claim.mean(
             "control (shuffled training labels): test accuracy", chance, shuffled[:, 0], band
         ),
     ]
-
-
-def above(quantity: str, limit: float, draws: np.ndarray) -> mf.Claim:
-    """The mean over seeds is above a limit: Student's interval decides."""
-    mean = float(draws.mean())
-    half = float(stats.t.ppf(0.975, len(draws) - 1) * stats.sem(draws))
-    verdict = "consistent" if mean - half > limit else "undecided"
-    if mean + half < limit:
-        verdict = "inconsistent"
-    return mf.Claim(quantity, f"above {limit:g}", mean, (mean - half, mean + half), verdict)
 
 
 def log_gap(predicted: np.ndarray, measured: np.ndarray) -> float:

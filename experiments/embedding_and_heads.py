@@ -45,7 +45,7 @@ FIGURE = "embedding_and_heads"
 HEADLINES = (
     "d/M fixed, tokens against the mean field: slope in d",
     "d/M fixed, Gram matrix against (*): slope in d",
-    "d/M fixed, V-kernel of the first layer against its mean: slope in d",
+    "d/M fixed, V-kernel of the first layer against its mean (a CLT in M): slope in d",
 )
 
 FIELD = mf.SoftmaxAttention("av")
@@ -217,7 +217,7 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
         for key, words, slope in (
             ("tokens", "tokens against the mean field", tokens),
             ("gram", "Gram matrix against (*)", grams),
-            ("kernel", "V-kernel of the first layer against its mean", grams),
+            ("kernel", "V-kernel of the first layer against its mean (a CLT in M)", grams),
         ):
             expected = slope + parameters.expected_shift
             rate = mf.fit_rate(sweeps[name], errors[f"{index}_{key}"])

@@ -35,7 +35,7 @@ import numpy as np
 import meanfield as mf
 from meanfield import ntk
 
-CLAIM = "kernels are positive at every depth; |grad R|^2 >= 2 kappa R with kappa from the flow"
+CLAIM = "kernels stay positive along depth; |grad R|^2 >= 2 kappa R with kappa from the flow"
 COST = "smoke 20 s, paper 2 min on a CPU core"
 FIGURE = "ntk_depth"
 HEADLINES = (

@@ -47,7 +47,7 @@ import meanfield as mf
 from meanfield import ntk
 from meanfield.laws import UniformBall
 
-CLAIM = "the paper's four families give positive kernels; lambda_min ~ separation^2, head scale^10"
+CLAIM = "four families of laws give positive kernels; lambda_min ~ separation^2, head scale^10 or 2"
 COST = "smoke 15 s, paper 1 min on a CPU core"
 FIGURE = "ntk_families"
 HEADLINES = (

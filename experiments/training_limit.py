@@ -317,7 +317,7 @@ def claims_of(parameters: Parameters, errors, ratios, depth, risks) -> list[mf.C
         slope("risk, largest gap along training: slope in M", errors["risk"].max(-1), sizes, *band),
         mf.Claim(
             "conditional Wasserstein / labelled distance, largest over M",
-            "at most 1",
+            "at most 1 (to 1e-9)",
             float(ratios.max()),
             None,
             "consistent" if ratios.max() <= 1 + 1e-9 else "inconsistent",

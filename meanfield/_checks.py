@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+# Verdicts: an interval that reaches further than so many tolerances to one side says too little.
+WIDEST = 1.5
+
 
 class MeanfieldError(ValueError):
     """Bad input, or a run that cannot go on: ``given; expected ...; mend``, on one line."""

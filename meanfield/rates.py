@@ -11,12 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from meanfield._checks import MeanfieldError, require, require_positive_integer
+from meanfield._checks import WIDEST, MeanfieldError, require, require_positive_integer
 
 Verdict = Literal["consistent", "inconsistent", "undecided"]
-
-# An interval this many tolerances wide on one side says too little to call a slope consistent.
-_WIDEST = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Rate:
         """Two-sided verdict on ``slope = expected`` within ``tolerance``.
 
         "consistent": the slope lies in the band expected +- tolerance, the line explains at least
-        ``min_r_squared`` of the variance, and the interval reaches at most three tolerances to
+        ``min_r_squared`` of the variance, and the interval reaches at most 1.5 tolerances to
         either side of the slope. "inconsistent": slope and interval both miss the band, or the
         points lie on no line. "undecided": the numbers cannot tell.
 
@@ -71,7 +68,7 @@ class Rate:
         overlaps = lower <= expected + tolerance and upper >= expected - tolerance
         if not overlaps:
             return "inconsistent"
-        is_sharp = max(upper - self.slope, self.slope - lower) <= _WIDEST * tolerance
+        is_sharp = max(upper - self.slope, self.slope - lower) <= WIDEST * tolerance
         return "consistent" if inside and is_sharp else "undecided"
 
     def consistent_with(

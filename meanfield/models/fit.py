@@ -96,7 +96,8 @@ def fit(
         optimiser: ``rate -> optax.GradientTransformation``; others than `optax.sgd` follow other
             flows.
         loss: ``(model, batch) -> scalar``.
-        minibatch: contexts per step, drawn without replacement within a step; None: all.
+        minibatch: contexts per step, drawn without replacement within a step and anew in each
+            (no epochs, whose noise would cancel to a higher order); None: all.
         key: randomness of the minibatches (needed with them).
         num_records: K, a divisor of ``num_steps``.
 

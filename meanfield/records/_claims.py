@@ -1,12 +1,14 @@
 """Claims: a quantity, expected and measured, and the verdict on it."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
-from meanfield._checks import require
+from meanfield._checks import WIDEST, require
 
 CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
 
@@ -67,19 +69,29 @@ class Claim:
     def mean(
         cls, quantity: str, expected: float | int, draws: Any, tolerance: float | int
     ) -> "Claim":
-        """The mean of independent draws in a band, with its 95% bootstrap interval.
+        """The mean of independent draws in a band, with Student's 95% interval.
 
-        Consistent if the mean lies within ``tolerance`` of ``expected``, inconsistent if the whole
-        interval lies outside, else undecided.
+        Consistent if the mean lies within ``tolerance`` of ``expected`` and the interval reaches
+        at most `WIDEST` tolerances to either side of it; inconsistent if the whole interval lies
+        outside the band; else undecided, as fewer than two draws are.
         """
-        draws = np.asarray(draws, dtype=float)
-        chosen = np.random.default_rng(0).integers(len(draws), size=(2000, len(draws)))
-        low, high = np.quantile(draws[chosen].mean(axis=1), [0.025, 0.975])
-        measured = float(draws.mean())
-        verdict = CONSISTENT if abs(measured - expected) <= tolerance else UNDECIDED
+        measured, low, high = _student(draws)
+        is_sharp = high - measured <= WIDEST * tolerance
+        inside = abs(measured - expected) <= tolerance
+        verdict = CONSISTENT if inside and is_sharp else UNDECIDED
         if low > expected + tolerance or high < expected - tolerance:
             verdict = INCONSISTENT
-        return cls(quantity, float(expected), measured, (float(low), float(high)), verdict)
+        return cls(quantity, float(expected), measured, (low, high), verdict)
+
+    @classmethod
+    def above(cls, quantity: str, limit: float | int, draws: Any) -> "Claim":
+        """The mean of independent draws is above a limit: Student's 95% interval decides.
+
+        Consistent if it lies above, inconsistent if it lies below, undecided if it holds the limit.
+        """
+        measured, low, high = _student(draws)
+        verdict = CONSISTENT if low > limit else INCONSISTENT if high < limit else UNDECIDED
+        return cls(quantity, f"above {limit:g}", measured, (low, high), verdict)
 
     def sentence(self) -> str:
         """``slope -0.502 [-0.53, -0.47], expected -0.5: consistent``."""
@@ -87,6 +99,16 @@ class Claim:
         if self.interval is not None:
             words.append(f"[{_short(self.interval[0])}, {_short(self.interval[1])}]")
         return f"{' '.join(words)}, expected {_short(self.expected)}: {self.verdict}"
+
+
+def _student(draws: Any) -> tuple[float, float, float]:
+    """Mean and Student's 95% interval; with fewer than two draws it is infinite."""
+    draws = np.asarray(draws, dtype=float)
+    if len(draws) < 2:
+        return float(draws.mean()) if len(draws) else math.nan, -math.inf, math.inf
+    mean = float(draws.mean())
+    half = float(stats.t.ppf(0.975, len(draws) - 1) * stats.sem(draws))
+    return mean, mean - half, mean + half
 
 
 def _short(value: Any) -> str:

@@ -389,8 +389,32 @@ def test_a_mean_is_judged_by_its_band_and_its_interval():
     assert claim.verdict == "consistent"
     assert claim.interval is not None
     low, high = claim.interval
-    half = 1.96 * draws.std(ddof=1) / 20
-    assert low == pytest.approx(draws.mean() - half, abs=0.1 * half)
-    assert high == pytest.approx(draws.mean() + half, abs=0.1 * half)
+    half = 1.9659 * draws.std(ddof=1) / 20  # Student's quantile at 399 degrees of freedom
+    assert low == pytest.approx(draws.mean() - half, abs=1e-4 * half)
+    assert high == pytest.approx(draws.mean() + half, abs=1e-4 * half)
     assert mf.Claim.mean("a mean", 2, draws, 0.05).verdict == "inconsistent"
     assert mf.Claim.mean("a mean", draws.mean() + 0.0501, draws, 0.05).verdict == "undecided"
+    assert mf.Claim.mean("a mean", draws.mean(), draws, half / 1.51).verdict == "undecided"
+    assert mf.Claim.mean("a mean", draws.mean(), draws, half / 1.49).verdict == "consistent"
+    for few in ([], [1.0]):
+        assert mf.Claim.mean("a mean", 1, few, 0.05).verdict == "undecided"
+        assert mf.Claim.above("a mean", 0, few).verdict == "undecided"
+
+
+def test_a_mean_above_a_limit_is_decided_by_the_interval():
+    draws = np.array([0.9, 1.0, 1.1])  # half-width 0.2484
+    verdicts = [
+        mf.Claim.above("a mean", limit, draws).verdict for limit in (0.75, 0.76, 1.24, 1.25)
+    ]
+    assert verdicts == ["consistent", "undecided", "undecided", "inconsistent"]
+    assert mf.Claim.above("a mean", 0.75, draws).expected == "above 0.75"
+
+
+@pytest.mark.parametrize("num", [5, 8, 32])
+def test_the_interval_of_a_mean_covers_it(num):
+    draws = np.random.default_rng(num).normal(size=(1000, num))
+    found = [mf.Claim.mean("a mean", 0, row, 1.0).interval for row in draws]
+    covered = np.mean([low <= 0 <= high for low, high in found if (low, high)])
+    assert 0.93 <= covered <= 0.97
+    shifted = np.mean([low <= 0.8 * num**0.5 / num <= high for low, high in found])
+    assert shifted < 0.93  # the same check sees a mean that is wrong by 0.8 standard errors
