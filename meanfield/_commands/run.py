@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -60,7 +62,7 @@ def command(args: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _termination_is_an_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: what a batch system stops can be resumed."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C: what is stopped can be resumed."""
 
     def interrupt(signum: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -68,15 +70,27 @@ def _termination_is_an_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    names = ("SIGTERM", "SIGHUP")  # a batch system's word, and a lost terminal's
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # what is ignored on purpose (nohup) stays so
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_options(options: RunOptions) -> None:
-    require(options.jobs >= 1, f"--jobs {options.jobs}", "at least 1", "pass --jobs 1")
+    most = 4 * (os.cpu_count() or 1)
+    require(
+        1 <= options.jobs <= most,
+        f"--jobs {options.jobs}",
+        f"1 to {most}, four for each core",
+        "pass --jobs 1",
+    )
     folders = [
         f"--{name}" for name in ("out", "resume", "join") if getattr(options, name) is not None
     ]
@@ -105,7 +119,8 @@ def _flag_value(args: Sequence[str], flag: str) -> str | None:
 
 
 def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
-    resumed = _flag_value(args, "--resume") or _flag_value(args, "--join")
+    resumed = _flag_value(args, "--resume")
+    resumed = _flag_value(args, "--join") if resumed is None else resumed
     stored = None if resumed is None else RunDirectory.open(resumed)
     experiment = catalogue.load(path, ("Parameters", "run"))
     if stored is None:
@@ -138,6 +153,13 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
     )
     options: RunOptions = chosen.options
     _check_options(options)
+    given = options.resume if options.resume is not None else options.join
+    require(
+        given == (None if resumed is None else Path(resumed)),
+        f"--resume or --join {given} and {resumed!r}",
+        "one folder, given once",
+        "pass the folder of one run",
+    )
     require(
         stored is None or (chosen.parameters == default and options.preset in (None, preset)),
         "a stored run together with other parameters",
@@ -149,25 +171,25 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
         given = getattr(chosen.parameters, field.name)
         require(given != (), f"{flag} without values", "at least one", "add some")
     if options.join is not None:
-        experiment.run(chosen.parameters, RunDirectory.join(options.join), Progress(visible=False))
+        joined = RunDirectory.join(options.join)
+        experiment.run(chosen.parameters, joined, Progress(visible=False))
+        print(f"{options.join}: {joined.num_computed} cells computed here; its owner finishes it")
         return 0
     seconds = catalogue.nominal_seconds(path, preset)
     if seconds is not None and not options.json:
-        print(f"{name} at preset {preset}: {in_words(seconds)} on a CPU core", file=sys.stderr)
+        sizes = f"the sizes of preset {preset}" if preset else "its own sizes"
+        shared = f", {in_words(seconds / options.jobs)} on {options.jobs}" * (options.jobs > 1)
+        print(f"{name} at {sizes}: {in_words(seconds)} on one CPU core{shared}", file=sys.stderr)
     directory = _directory(options, path.stem, preset, chosen.parameters)
-    with _joined(options.jobs - 1, name, directory):
-        claims = _execute(
-            experiment,
-            chosen.parameters,
-            directory,
-            f"meanfield run {name}",
-            is_resumed=stored is not None,
-        )
+    claims = _execute(
+        experiment, chosen.parameters, directory, name, options.jobs, is_resumed=stored is not None
+    )
     result = result_of(directory, preset, claims)
-    if options.json:
-        print(to_json(result))
-    else:
-        print_result(result)
+    with contextlib.suppress(BrokenPipeError):  # whoever reads it may leave; the code stands
+        if options.json:
+            print(to_json(result))
+        else:
+            print_result(result)
     return CODE_OF_VERDICT[result["verdict"]] if options.check else 0
 
 
@@ -175,14 +197,14 @@ def _run_one(path: Path, name: str, args: Sequence[str]) -> int:
 def _joined(number: int, name: str, directory: RunDirectory) -> Iterator[None]:
     """Processes that share the run's cells; what one of them leaves, another computes."""
     line = [sys.executable, "-m", "meanfield", "run", name, "--join", str(directory.path)]
-    children = [
-        # A session of its own: Ctrl-C reaches the owner alone, which ends them.
-        subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        for _ in range(number)
-    ]
+    children: list[subprocess.Popen[bytes]] = []
+    quiet = subprocess.DEVNULL
     try:
+        for _ in range(number):
+            # A session of its own: Ctrl-C reaches the owner alone, which ends them.
+            children.append(
+                subprocess.Popen(line, stdout=quiet, stderr=quiet, start_new_session=True)
+            )
         yield
     finally:
         lost = [child.returncode for child in children if child.poll()]
@@ -211,13 +233,15 @@ def _execute(
     experiment: Any,
     parameters: Any,
     directory: RunDirectory,
-    command_line: str,
+    name: str,
+    jobs: int,
     *,
     is_resumed: bool,
 ) -> list[Claim]:
     """Run the experiment; whatever stops it leaves a folder that can be resumed."""
     try:
-        claims = experiment.run(parameters, directory, Progress())
+        with _joined(jobs - 1, name, directory):
+            claims = experiment.run(parameters, directory, Progress())
         sound = isinstance(claims, list) and all(isinstance(claim, Claim) for claim in claims)
         require(sound, f"run() returned {claims!r:.80}", "a list of Claim", "return the claims")
         directory.finish(claims)
@@ -231,10 +255,8 @@ def _execute(
             else:
                 directory.discard()
         if interrupted:
-            print(
-                f"interrupted; go on with: {command_line} --resume {directory.path}",
-                file=sys.stderr,
-            )
+            line = shlex.join(["meanfield", "run", name, "--resume", str(directory.path)])
+            print(f"interrupted; go on with: {line}", file=sys.stderr)
             raise SystemExit(130) from None
         raise error
 

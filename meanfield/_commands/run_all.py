@@ -1,7 +1,9 @@
 """``meanfield run all``: every experiment in a process of its own, several at a time."""
 
+import contextlib
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from meanfield._checks import require
 from meanfield._commands import catalogue
 from meanfield._commands.runs import (
     CODE_OF_VERDICT,
@@ -21,8 +24,18 @@ from meanfield._commands.runs import (
     print_result,
     result_of,
 )
-from meanfield.records import UNDECIDED, Claim, find_runs, to_json, worst_verdict
+from meanfield.records import (
+    CONSISTENT,
+    INCONSISTENT,
+    UNDECIDED,
+    Claim,
+    RunDirectory,
+    find_runs,
+    to_json,
+    worst_verdict,
+)
 
+VERDICTS = (CONSISTENT, UNDECIDED, INCONSISTENT)
 UNSTATED = 20.0  # seconds counted for an experiment that does not state its cost
 
 
@@ -33,17 +46,21 @@ def run_all(options: RunOptions) -> int:
     each, from the stated costs and the time that the finished ones took.
     """
     root = options.resume or options.out or RESULTS
+    is_there = root.is_dir() if options.resume else root.is_dir() or not root.exists()
+    wanted = "the folder of an interrupted run all" if options.resume else "a folder, new or not"
+    require(is_there, f"{root} is no folder", wanted, "pass another one")
     earlier = {run.name: run for run in find_runs(root)} if options.resume else {}
+    preset = _preset(options, earlier)
     results, costs = [], {}
 
     def record(result: dict[str, Any]) -> None:
         results.append(result)
         if not options.json:
-            print_result(result)
+            with contextlib.suppress(BrokenPipeError):  # the others run on
+                print_result(result)
 
     for name in catalogue.names("experiments"):
         done = earlier.get(name)
-        preset = options.preset if done is None else done.configuration.get("preset")
         if done is not None and done.status == "finished":
             record(result_of(done, preset, done.claims))
         else:
@@ -60,7 +77,7 @@ def run_all(options: RunOptions) -> int:
             line += ["--resume", str(earlier[name].path)]
         else:
             line += ["--out", str(free_folder(root / name))]
-            line += [] if options.preset is None else ["--preset", options.preset]
+            line += [] if preset is None else ["--preset", preset]
         return name, *children.run(line)
 
     pool = ThreadPoolExecutor(options.jobs)
@@ -75,15 +92,34 @@ def run_all(options: RunOptions) -> int:
     except KeyboardInterrupt:
         children.stop()
         pool.shutdown(cancel_futures=True)
-        print(f"interrupted; go on with: meanfield run all --resume {root}", file=sys.stderr)
+        line = shlex.join(["meanfield", "run", "all", "--resume", str(root)])
+        print(f"interrupted; go on with: {line}", file=sys.stderr)
         raise SystemExit(130) from None
     pool.shutdown()
     verdict = worst_verdict([result["verdict"] for result in results] + [UNDECIDED] * any(codes))
-    if options.json:
-        print(to_json(_summary(options.preset, verdict, results)))
+    found = [result["verdict"] for result in results]
+    told = ", ".join(f"{found.count(v)} {v}" for v in VERDICTS if v in found)
+    stopped = f", {len(codes) - codes.count(0)} stopped" if any(codes) else ""
+    line = f"{len(results)} experiments: {told or 'none'}{stopped}"
+    with contextlib.suppress(BrokenPipeError):
+        print(to_json(_summary(preset, verdict, results)) if options.json else line)
     if any(codes):
         return max(codes)
     return CODE_OF_VERDICT[verdict] if options.check else 0
+
+
+def _preset(options: RunOptions, earlier: dict[str, RunDirectory]) -> str | None:
+    """The preset of the whole: a resumed run all goes on with that of its runs."""
+    stored = {run.configuration.get("preset") for run in earlier.values()}
+    if not stored:
+        return options.preset
+    require(
+        len(stored) == 1 and options.preset in (None, *stored),
+        f"runs of the presets {', '.join(sorted(map(str, stored | {options.preset} - {None})))}",
+        "one preset",
+        "resume with the preset of these runs, or choose another folder",
+    )
+    return stored.pop()
 
 
 class _Children:

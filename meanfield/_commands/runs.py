@@ -71,5 +71,5 @@ def print_result(result: dict[str, Any]) -> None:
     print(f"{result['name']}: {result['verdict']} ({result['seconds']:.1f} s)")
     for claim in result["claims"]:
         print(f"  {claim.sentence()}")
-    for file in result["files"]:
-        print(f"  {file}")
+    folders = [Path(file).parent for file in result["files"] if Path(file).name == "manifest.json"]
+    print(f"  in {min(folders, key=lambda folder: len(folder.parts))}")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ class RunDirectory:
         self._manifest = manifest
         self._is_joined = is_joined
         self._is_in_cell = False
+        self._owner: tuple[int, int] | None = None  # of a joined run: its lock
+        self.num_computed = 0
         self._seconds_before = float(manifest.get("seconds", 0.0))
         self._started = time.monotonic()
 
@@ -83,7 +86,9 @@ class RunDirectory:
             raise MeanfieldError(
                 f"{path} holds a run already ({status})",
                 "a new folder, since a run is never overwritten",
-                "choose another folder" if status == "finished" else f"add --resume {path}",
+                "choose another folder"
+                if status == "finished"
+                else f"replace --out by --resume {shlex.quote(str(path))}",
             )
         require(
             not occupied,
@@ -173,8 +178,9 @@ class RunDirectory:
         Both processes execute the same experiment. Each cell is computed by one of them, under a
         lock of its own; results, checkpoints outside cells and the manifest are the owner's.
 
-        Raises: `MeanfieldError` if the run is not running, or was started by other versions (the
-            cells would not be the same bits).
+        Raises: `MeanfieldError` if the run is not running, its process has ended, or it was started
+            by other versions (the cells would not be the same bits). So does a later cell once the
+            owner has ended: a joined process never outlives it by more than a cell.
         """
         directory = cls.open(path)
         require(
@@ -188,6 +194,14 @@ class RunDirectory:
             f"{path} is computed by other versions",
             f"{versions()}",
             "join it from the same environment",
+        )
+        lock = directory.path / LOCK
+        directory._owner = _locks.identity(lock)
+        require(
+            _locks.is_taken(lock),
+            f"{path} holds a run whose process has ended",
+            "one that is running",
+            f"go on with it by --resume {shlex.quote(str(path))}",
         )
         directory._is_joined = True
         return directory
@@ -320,6 +334,7 @@ class RunDirectory:
     def _claimed(self, path: Path, compute: Callable[[], Mapping[str, Any]]) -> bool:
         """Compute and store one cell unless another process is about it."""
         self._require_unfinished()
+        self._require_hold()
         path.parent.mkdir(exist_ok=True)
         lock = path.with_name(f".{path.stem}.lock")
         if not _locks.acquire(lock):
@@ -328,6 +343,7 @@ class RunDirectory:
         try:
             if not path.exists():  # its owner may have ended in between
                 self._store(path, compute())
+                self.num_computed += 1
         finally:
             self._is_in_cell = outside
             _locks.release(lock)
@@ -364,6 +380,9 @@ class RunDirectory:
             "remove the folder by hand if you mean it",
         )
         (self.path / MANIFEST).unlink(missing_ok=True)
+        for folder in ("cells", "checkpoints"):
+            with contextlib.suppress(OSError):
+                (self.path / folder).rmdir()
         _locks.release(self.path / LOCK)
         with contextlib.suppress(OSError):
             self.path.rmdir()
@@ -374,6 +393,7 @@ class RunDirectory:
         self._require_unfinished()
         if (self.path / MANIFEST).exists():  # what this object knows may be old
             type(self).open(self.path)._require_unfinished()
+        self._require_hold()
         self._manifest["status"] = status
         self._manifest["claims"] = to_plain(list(claims))
         elapsed = time.monotonic() - self._started
@@ -389,8 +409,23 @@ class RunDirectory:
             "create a new run directory",
         )
 
+    def _require_hold(self) -> None:
+        """Refuse to write into a folder that was taken away, or given to another run, meanwhile."""
+        lock = self.path / LOCK
+        if self._is_joined:
+            is_ours = _locks.identity(lock) == self._owner and _locks.is_taken(lock)
+        else:
+            is_ours = _locks.is_held(lock)
+        require(
+            is_ours,
+            f"{self.path} is not held by this run any more",
+            "the folder as it was when the run began",
+            "leave it alone while it is written; go on with a run by --resume",
+        )
+
     def _store(self, path: Path, arrays: Mapping[str, Any]) -> Path:
         self._require_unfinished()
+        self._require_hold()
         write_arrays(path, numeric(arrays, path.name))
         return path
 

@@ -11,7 +11,8 @@ try:
 except ImportError:  # no locks on such a system
     fcntl = None
 
-_HELD: dict[Path, int] = {}  # what this process holds: it may take it again
+# What this process holds, and may take again; None on a file system without locks.
+_HELD: dict[Path, int | None] = {}
 
 
 def acquire(path: Path) -> bool:
@@ -21,7 +22,11 @@ def acquire(path: Path) -> bool:
     Raises: `MeanfieldError` if the file cannot be made.
     """
     path = path.parent.resolve() / path.name
-    if path in _HELD or fcntl is None:
+    if is_held(path):
+        return True
+    _HELD.pop(path, None)  # of a folder that is gone
+    if fcntl is None:
+        _HELD[path] = None
         return True
     while True:
         try:
@@ -39,6 +44,7 @@ def acquire(path: Path) -> bool:
             return False
         except OSError:  # a file system without locks: go on without
             os.close(handle)
+            _HELD[path] = None
             return True
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
@@ -47,11 +53,53 @@ def acquire(path: Path) -> bool:
         os.close(handle)  # its former owner removed the file in between: take the new one
 
 
-def release(path: Path) -> None:
-    """Give up the lock and remove its file."""
+def is_held(path: Path) -> bool:
+    """Whether this process holds the lock file that lies at ``path`` now, and no former one."""
     path = path.parent.resolve() / path.name
+    if path not in _HELD:
+        return False
+    handle = _HELD[path]
+    return handle is None or identity(path) == _number(os.fstat(handle))
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a living process holds the lock; where there are no locks, as far as can be told."""
+    if fcntl is None:
+        return True
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """What tells the file at ``path`` from one that came after it; None if there is none."""
+    try:
+        return _number(path.stat())
+    except OSError:
+        return None
+
+
+def _number(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def release(path: Path) -> None:
+    """Give up the lock and remove its file, unless it is another one by now."""
+    path = path.parent.resolve() / path.name
+    is_ours = is_held(path)
     handle = _HELD.pop(path, None)
     if handle is not None:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        if is_ours:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         os.close(handle)

@@ -30,7 +30,7 @@ def test_run_stores_and_reports(small):
     assert run.status == "finished"
     assert run.configuration["parameters"]["sizes"] == [2, 3]
     assert run.manifest["seeds"] == {"seed": 3}
-    assert all(file in out for file in run.files)
+    assert out.endswith(f"  in {run.path}\n")
 
 
 def test_json_is_one_object_with_the_names_of_the_contract(light):
@@ -451,7 +451,8 @@ def test_a_joined_process_leaves_everything_but_cells_to_the_owner(light):
         "run", name="light", configuration={"parameters": {"size": 100, "bound": 1.0, "seed": 0}}
     )
     code, out, err = call("run", "light.py", "--join", "run")
-    assert (code, out, err) == (0, "", "")
+    assert (code, err) == (0, "")
+    assert out == "run: 10 cells computed here; its owner finishes it\n"
     assert len(list(Path("run/cells").iterdir())) == 10
     assert sorted(p.name for p in Path("run").iterdir() if p.name[0] != ".") == [
         "cells",
@@ -509,6 +510,9 @@ def test_a_cell_of_a_killed_process_is_taken_over(light):
         (("--join", "run", "--out", "x"), "both --out and --join"),
         (("--join", "nowhere"), "holds no manifest.json"),
         (("--join", "run", "--size", 7), "together with other parameters"),
+        (("--join", "run", "--join", "other"), "one folder, given once"),
+        (("--resume", ""), "holds no manifest.json"),
+        (("--jobs", 10**6), "four for each core"),
     ],
 )
 def test_wrong_join_is_one_line(light, args, words):
@@ -522,11 +526,80 @@ def test_run_all_is_not_joined(two_experiments):
     assert "the name of one experiment" in refused("run", "all", "--join", "x")
 
 
+def test_two_folders_are_not_resumed_as_one(light):
+    for name, size in (("a", 10), ("b", 77)):
+        run = mf.RunDirectory.create(
+            name,
+            name="light",
+            configuration={"parameters": {"size": size, "bound": 1.0, "seed": 0}},
+        )
+        run.abandon("interrupted")
+    assert "given once" in refused("run", "light.py", "--resume", "a", "--resume", "b")
+    assert {run.status for run in find_runs(".")} == {"interrupted"}
+
+
+def test_run_all_goes_on_with_the_preset_of_its_runs(two_experiments):
+    run = mf.RunDirectory.create(
+        "res/first",
+        name="first",
+        configuration={"preset": "smoke", "parameters": {"size": 10, "bound": 1.0, "seed": 0}},
+    )
+    run.abandon("interrupted")
+    line = refused("run", "all", "--resume", "res", "--preset", "paper")
+    assert "runs of the presets paper, smoke" in line
+    code, out, _ = call("run", "all", "--resume", "res")
+    assert code == 0
+    assert out.endswith("2 experiments: 2 consistent\n")
+    presets = {run.name: run.configuration["preset"] for run in find_runs("res")}
+    assert presets == {"first": "smoke", "second": "smoke"}
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--out"])
+def test_run_all_wants_a_folder(two_experiments, flag):
+    Path("file").write_text("")
+    for name in ("file", "nowhere") if flag == "--resume" else ("file",):
+        assert f"{name} is no folder" in refused("run", "all", flag, name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_run_ends_the_processes_that_joined_it(light, number):
+    line = [sys.executable, "-m", "meanfield", "run", "light.py", "--jobs", "2", "--out", "it's"]
+    slow = environment(LIGHT_PAUSE="0.4", LIGHT_PROCESS="1")
+    child = subprocess.Popen(line, env=slow, stderr=subprocess.PIPE, text=True)
+    who: set[int] = set()
+    deadline = time.monotonic() + 120
+    while len(who) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        who = {int(np.load(file)["process"]) for file in Path("it's/cells").glob("row*.npz")}
+    os.kill(child.pid, number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert err == """interrupted; go on with: meanfield run light.py --resume 'it'"'"'s'\n"""
+    assert len(who) == 2
+    for joined in who - {child.pid}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(joined, 0)
+    assert mf.RunDirectory.open("it's").status == "interrupted"
+    assert not list(Path("it's").rglob("*.lock"))
+
+
+def test_the_verdict_outlives_a_closed_pipe(light):
+    done = subprocess.run(
+        f"{sys.executable} -m meanfield run light.py --bound 1e-9 --check --out x | true;"
+        " exit ${PIPESTATUS[0]}",
+        shell=True,
+        executable="/bin/bash",
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 1
+
+
 def test_cost_is_stated_before_the_start(two_experiments):
     file = two_experiments / "first.py"
     file.write_text(file.read_text().replace('COST = "nothing"', 'COST = "smoke 3 min, paper 2 h"'))
     code, _, err = call("run", "first", "--preset", "smoke", "--out", "one")
-    assert (code, err) == (0, "first at preset smoke: about 3 min on a CPU core\n")
+    assert (code, err) == (0, "first at the sizes of preset smoke: about 3 min on one CPU core\n")
     code, out, err = call("run", "all", "--preset", "smoke", "--jobs", 2, "--out", "res")
     lines = err.splitlines()
     assert code == 0
