@@ -44,7 +44,7 @@ COST = "smoke 15 s, paper 2 min on a CPU core"
 FIGURE = "embedding_and_heads"
 HEADLINES = (
     "d/M fixed, tokens against the mean field: slope in d",
-    "d/M fixed, Gram matrix against (*): slope in d",
+    "d/M fixed, Gram matrix against its recursion: slope in d",
     "d/M fixed, V-kernel of the first layer against its mean (a CLT in M): slope in d",
 )
 
@@ -216,7 +216,7 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
     for index, (name, (_, tokens, grams)) in enumerate(FAMILIES.items()):
         for key, words, slope in (
             ("tokens", "tokens against the mean field", tokens),
-            ("gram", "Gram matrix against (*)", grams),
+            ("gram", "Gram matrix against its recursion", grams),
             ("kernel", "V-kernel of the first layer against its mean (a CLT in M)", grams),
         ):
             expected = slope + parameters.expected_shift

@@ -8,7 +8,7 @@ import pytest
 import meanfield as mf
 from meanfield._commands import catalogue
 from tests.workflow.command_line import process
-from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns
+from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns, states_headlines
 
 SMALL: dict[str, dict[str, Any]] = {
     "joint_limit": {
@@ -102,10 +102,12 @@ def test_joint_laws_are_those_of_the_stored_cells_and_swapped_families_fail(runs
     other = float(stored["independent_squares_constant_missed"])
     measured = np.sqrt((missed**2).mean())
     assert stored["independent_squares_independent_missed"] == pytest.approx(measured, rel=1e-9)
-    quantity = "independent: held-out error of its law over that of the other, squares (control)"
+    quantity = (
+        "new heads in every layer: held-out error, a/L + b/sqrt(LM) over a/L + b/sqrt(M), squares"
+    )
     assert claims[quantity].measured == pytest.approx(measured / other, rel=1e-9)
-    assert claims["constant: fluctuation's slope in L"].expected == 0
-    assert claims["independent: fluctuation's slope in L"].expected == -0.5
+    assert claims["same heads in all layers: slope of the fluctuations in L"].expected == 0
+    assert claims["new heads in every layer: slope of the fluctuations in L"].expected == -0.5
 
     def swap(key, arrays):
         family, _, rest = key.partition(",")
@@ -116,11 +118,11 @@ def test_joint_laws_are_those_of_the_stored_cells_and_swapped_families_fail(runs
 
     verdicts = verdicts_of(runs.again("joint_limit", tmp_path, swap))
     assert wrong(verdicts) >= {
-        "constant: fluctuation's slope in L",
-        "independent: fluctuation's slope in L",
-        "independent: held-out error of its law over that of the other, squares (control)",
+        "same heads in all layers: slope of the fluctuations in L",
+        "new heads in every layer: slope of the fluctuations in L",
+        "new heads in every layer: held-out error, a/L + b/sqrt(LM) over a/L + b/sqrt(M), squares",
     }
-    assert verdicts["independent: fluctuation's slope in M"] == "consistent"
+    assert verdicts["new heads in every layer: slope of the fluctuations in M"] == "consistent"
 
 
 def test_stability_is_bounded_linear_and_of_first_order_and_can_fail(runs, tmp_path):
@@ -276,11 +278,11 @@ def test_figures_draw_the_stored_arrays_without_a_solver(runs):
     done = process("-c", WITHOUT_JAX, "figures", *SMALL, cwd=runs.folder)
     assert done.returncode == 0, done.stderr
     for name in SMALL:
-        _, _, claims = runs(name)
+        _, directory, _ = runs(name)
         figures = runs.folder / "results" / "figures"
         assert (figures / f"{name}.png").stat().st_size > 10_000
         caption = (figures / f"{name}.txt").read_text()
-        assert all(claim.sentence() in caption for claim in claims.values())
+        assert states_headlines(caption, directory)
     figure: Any = catalogue.load(catalogue.locate("figures", "stability"), ("draw",))
     _, directory, _ = runs("stability")
     axes = figure.draw({"stability": directory}).axes

@@ -153,7 +153,7 @@ def test_digits_are_certified_and_an_unnamed_copy_fails(runs, tmp_path):
 
     wrong = again(runs, "ntk_digits", tmp_path, spoil)
     assert [q for q, claim in wrong.items() if claim.verdict == "inconsistent"] == [
-        "control: copies found and named"
+        "control (a shifted copy): copies found and named"
     ]
 
 
@@ -174,10 +174,10 @@ def test_figures_draw_the_stored_arrays_without_a_solver(runs):
         name: (runs.folder / "results" / "figures" / f"{name}.txt").read_text() for name in SMALL
     }
     slope = runs("ntk_families")[2]["cubes: slope of lambda_min in scale"].measured
-    assert f"slopes {slope:.2f}, " in captions["ntk_families"]
+    assert f"slopes {shown(slope)}, " in captions["ntk_families"]
     assert "no nullity differs" in captions["ntk_controls"]
     constant = runs("ntk_depth")[2]["kappa / best constant"].measured
-    assert f"{constant:.2g} of the best possible constant" in captions["ntk_depth"]
+    assert f"{shown(constant)} of the best possible constant" in captions["ntk_depth"]
     assert "context 5 is context 1 shifted by" in captions["ntk_digits"]
     figure = catalogue.load(catalogue.locate("figures", "ntk_families"), ("draw",))
     _, directory, _ = runs("ntk_families")
