@@ -40,15 +40,13 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which slopes."""
+    """What is measured, from stored numbers."""
     run = runs["adjoint_order"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Adjoint of {chosen['num_heads']} heads that are the same at all depths,"
         f" {chosen['num_tokens']} tokens, d = {chosen['dim']}; points: geometric means over"
         f" {chosen['num_replicates']} problems, bands: 10% to 90% quantile. (a) Gradient of the"
         " discrete risk against the backward equation solved by the same scheme. (b) Largest change"
         " of the Hamiltonian along depth; grey: Euler, heads that grow with depth."
-        f" {claims}."
     )

@@ -5,22 +5,24 @@
 
 It solves nothing; the runs come from ``meanfield run all --preset paper --out DIR``. The claims of
 all runs are kept in figures/gallery/claims.json, and both tables are made from that file alone:
-experiments that have no run in DIR keep their rows. Pictures are those of ``meanfield figures``.
+experiments that have no run in DIR keep their rows. Pictures are those of ``meanfield figures``,
+animations the runs' own; figures/gallery/README.md shows what is there.
 """
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from meanfield.__main__ import main
-from meanfield._checks import MeanfieldError
+from meanfield._checks import MeanfieldError, require
 from meanfield._commands import catalogue
-from meanfield._commands.summary import Summary, newest_finished, row
+from meanfield._commands.summary import Summary, newest_finished
 from meanfield._files import replacing
-from meanfield.records import Claim, find_runs
+from meanfield.records import Claim, find_runs, row
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- claims: written by figures/build.py -->"
@@ -34,13 +36,25 @@ def claims_file(root: Path) -> Path:
 
 
 def read_claims(root: Path) -> dict[str, Summary]:
-    """The stored claims by experiment; those of experiments that are no more are left out."""
-    path = claims_file(root)
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The stored claims by experiment; those of experiments that are no more are left out.
+
+    Raises: `MeanfieldError` if the file is damaged.
+    """
+    path, mend = claims_file(root), "restore that file, or remove it and build from all runs"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise MeanfieldError(
+            f"{path} is damaged ({type(error).__name__}: {error})", "JSON", mend
+        ) from None
+    require(isinstance(stored, dict), f"{path} is damaged: {stored!r:.60}", "an object", mend)
     known = catalogue.names("experiments")
-    return {
-        name: Summary.from_plain(name, stored[name]) for name in sorted(stored) if name in known
-    }
+    try:
+        return {
+            name: Summary.from_plain(name, stored[name]) for name in sorted(stored) if name in known
+        }
+    except MeanfieldError as error:
+        raise MeanfieldError(f"{path}: {error.given}", error.expected, mend) from None
 
 
 def take_claims(root: Path, results: Path, figures: Sequence[str] = ()) -> list[str]:
@@ -54,30 +68,84 @@ def take_claims(root: Path, results: Path, figures: Sequence[str] = ()) -> list[
         if file and (not figures or catalogue.constants(file).get("FIGURE") in figures):
             kept[name] = Summary.of(run)
             taken.append(name)
+            _take_animation(root, name, run.path / "tokens.gif")
     plain = {name: kept[name].plain() for name in sorted(kept)}
     text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False)
     _write(claims_file(root), text + "\n")
     return taken
 
 
-def headline_table(summaries: Iterable[Summary]) -> str:
-    """README's table: the headlines of each experiment and whatever is not consistent."""
+def _take_animation(root: Path, name: str, file: Path) -> None:
+    """Copy a run's animation into the gallery."""
+    if file.is_file():
+        with replacing(claims_file(root).with_name(f"{name}.gif")) as temporary:
+            temporary.write_bytes(file.read_bytes())
+
+
+def gallery_page(root: Path) -> str:
+    """figures/gallery/README.md: every picture that is there, with its caption."""
+    gallery = claims_file(root).parent
+    parts = [
+        "# Gallery\n\n"
+        "Figures of the paper preset with their captions, made by `python figures/build.py`; each\n"
+        "is here as .pdf as well. The numbers: [docs/results.md](../../docs/results.md).\n"
+    ]
+    for name in catalogue.names("figures"):
+        if not all((gallery / f"{name}.{kind}").exists() for kind in ("png", "txt")):
+            continue
+        title = catalogue.constants(catalogue.home("figures") / f"{name}.py")["title"]
+        caption = (gallery / f"{name}.txt").read_text(encoding="utf-8")
+        parts.append(f"\n## {name}\n\n{_picture(title, f'{name}.png')}\n{_prose(caption)}\n")
+        if (gallery / f"{name}.gif").exists():
+            parts.append(f"\n{_picture(f'{name}, animated', f'{name}.gif')}")
+    return "".join(parts)
+
+
+def _picture(title: str, file: str) -> str:
+    return f"![{_prose(title)}]({file})\n"
+
+
+def apart(summaries: Iterable[Summary]) -> str:
+    """How many intervals do not hold the expected number, in a sentence."""
+    with_both = [
+        (claim.interval, claim.expected)
+        for summary in summaries
+        for claim in summary.claims
+        if claim.interval is not None
+        and isinstance(claim.expected, float | int)
+        and all(map(math.isfinite, (*claim.interval, claim.expected)))
+    ]
+    outside = sum(not low <= expected <= high for (low, high), expected in with_both)
+    return f"{outside} of the {len(with_both)} intervals around a number do not hold it"
+
+
+def headline_table(summaries: Sequence[Summary]) -> str:
+    """README's table: the headlines of each experiment and what is not consistent."""
     lines = [f"| experiment | claim | {HEADER} command |", "|---|---|---|---|---|---|"]
     for summary in summaries:
         name, command = f"`{summary.name}`", f"`{_cell(summary.command)}`"
         for claim in summary.headlines():
             lines.append(f"| {name} | {_row(claim)} | {command} |")
             name = command = ""  # once for each experiment
-    return "\n".join(lines) + "\n"
+    words = (
+        "The band decides, not the interval: *consistent* says that the measured number lies in\n"
+        f"the experiment's band around the expected one. {apart(summaries)}\n"
+        "([docs/results.md](docs/results.md)): an interval tells how far chance moves a slope;\n"
+        "terms of higher order, still seen at these sizes, often move it further. A control is\n"
+        "wrong on purpose: it *fails, as it should*."
+    )
+    return "\n".join(lines) + f"\n\n{words}\n"
 
 
-def results_page(summaries: Iterable[Summary]) -> str:
+def results_page(summaries: Sequence[Summary]) -> str:
     """docs/results.md: every claim of every experiment."""
     parts = [
         "# Results at the paper preset\n\n"
         "Every claim of every experiment, its controls included, as the stored runs state it.\n"
         "Made by `python figures/build.py` from [claims.json](../figures/gallery/claims.json).\n"
         "In brackets: 95 % intervals, over replicates, or of the fit of a deterministic curve.\n"
+        "The experiment's band around the expected number decides, not the interval:\n"
+        f"{apart(summaries)}.\n"
     ]
     for summary in summaries:
         found = catalogue.constants(catalogue.home("experiments") / f"{summary.name}.py")
@@ -107,11 +175,18 @@ def with_table(readme: str, table: str) -> str:
 
 
 def write_tables(root: Path) -> None:
-    """Make README's table and docs/results.md from the stored claims."""
+    """Make README's table, docs/results.md and the gallery's page from what is stored."""
     summaries = list(read_claims(root).values())
+    require(
+        summaries,
+        f"{claims_file(root)} holds no claims",
+        "those of one experiment at least",
+        "build from runs: pass --results DIR",
+    )
     readme = root / "README.md"
     text = with_table(readme.read_text(encoding="utf-8"), headline_table(summaries))
     _write(readme, text)
+    _write(claims_file(root).with_name("README.md"), gallery_page(root))
     _write(root / "docs" / "results.md", results_page(summaries))
 
 
@@ -150,6 +225,8 @@ def build(arguments: Sequence[str], root: Path = ROOT) -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of runs")
     parser.add_argument("--tables", action="store_true", help="from the stored claims alone")
     chosen = parser.parse_args(arguments)
+    read_claims(root)  # what is damaged is refused before anything is written
+    with_table((root / "README.md").read_text(encoding="utf-8"), "")
     if not chosen.tables:
         target = ["--results", str(chosen.results), "--out", str(claims_file(root).parent)]
         code = main(["figures", *chosen.names, *target, "--preset", "paper"])
@@ -158,7 +235,7 @@ def build(arguments: Sequence[str], root: Path = ROOT) -> int:
         taken = take_claims(root, chosen.results, chosen.names)
         sys.stdout.write(f"claims of {', '.join(taken)}\n")
     write_tables(root)
-    sys.stdout.write("tables: README.md, docs/results.md\n")
+    sys.stdout.write("tables: README.md, docs/results.md, figures/gallery/README.md\n")
     return 0
 
 

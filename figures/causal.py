@@ -62,15 +62,14 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which numbers."""
+    """What is measured, from stored numbers."""
     run = runs["causal"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Causal attention, {chosen['num_contexts']} contexts of {chosen['num_tokens']} tokens in"
         f" the plane, M = {chosen['num_heads']}. (a) Eigenvalues of the scalar V-kernel of one"
         " layer, first problem; open markers are zero to rounding. (b) Risk along training from"
         f" V = 0 with targets at distance {chosen['lazy_scale']:g}; dotted: residuals under the"
         " fixed kernel of prefix laws (or of whole laws, full attention). (c) Continuous against"
-        f" discrete adjoint, {chosen['num_replicates']} problems. {claims}."
+        f" discrete adjoint, {chosen['num_replicates']} problems."
     )

@@ -122,10 +122,9 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which numbers."""
+    """What is measured, from stored numbers."""
     run = runs["clustering"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Long depth, one head A = beta I, V = I (V = -I in f), {chosen['num_tokens']} independent"
         f" tokens, {chosen['num_replicates']} clouds. (a) Angles of one cloud: clusters form, last,"
@@ -133,5 +132,5 @@ def caption(runs):
         " and inverse temperature. (c) Number at the last depth, band from the 10% to the 90%"
         " quantile, with the fastest growing mode of the uniform law. (d) Two groups at a right"
         " angle: depth at which their correlation is 1/2. (e) All pairs of a cloud, beta <= 1."
-        f" (f) Contraction in the plane. {claims}."
+        f" (f) Contraction in the plane."
     )

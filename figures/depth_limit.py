@@ -52,10 +52,9 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which slopes."""
+    """What is measured, from stored numbers."""
     run = runs["depth_limit"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         "Limit of many layers. (a) Largest error along depth of coupled Gaussian tokens"
         f" ({chosen['num_nodes']}^2 Gauss-Hermite points) against the closed-form flow map."
@@ -63,5 +62,4 @@ def caption(runs):
         " relative gap between the continuous adjoint and the exact gradient of the discrete risk;"
         f" tokens under {chosen['num_heads']} heads drawn anew in every layer against their mean"
         f" field (root mean square and 10-90% band of {chosen['num_replicates']} draws)."
-        f" {claims}."
     )

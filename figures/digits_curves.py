@@ -6,6 +6,7 @@ from scipy import stats
 from meanfield import fit_rate, plotting
 
 EXPERIMENTS = ("digits_training",)
+CLAIMS = ("curves*",)
 SWEEPS = (  # arrays, their sizes, the axis
     ("images", "images", "training images"),
     ("pools", "pixels", "pixels of an image $n$"),
@@ -72,7 +73,7 @@ def _gap(ax, curves, name: str, letter: str, slope: float | None) -> None:
 
 
 def caption(runs):
-    """The base, what is varied, the accuracies at the ends, the claims on the gaps."""
+    """The base, what is varied, the accuracies at the ends."""
     run = runs["digits_training"]
     curves, p = run.load("curves"), run.configuration["parameters"]
     ends = "; ".join(
@@ -80,11 +81,6 @@ def caption(runs):
         f" {means[0]:.3f} to {means[-1]:.3f}"
         for name, sizes, words in SWEEPS
         for means in [curves[f"{name}_accuracy"].mean(axis=0)]
-    )
-    claims = "; ".join(
-        claim.sentence()
-        for claim in run.claims
-        if claim.quantity.startswith(("curves, read-outs", "control (shuffled"))
     )
     tokens = ", ".join(f"{value:.3g}" for value in curves["tokens"])
     return (
@@ -96,5 +92,5 @@ def caption(runs):
         f" {p['curve_test']} test images; accuracy from the first to the last point: {ends}. The"
         f" images of (b) have {tokens} tokens on average, after pooling. (e, f) Root mean squares"
         " over test images of the distance between the read-outs of two nets, the smaller one's"
-        f" heads among the larger one's. {claims}."
+        f" heads among the larger one's."
     )

@@ -4,9 +4,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from meanfield import plotting as draw_with
-from meanfield.records import RunDirectory
+from meanfield.records import RunDirectory, shown
 
 EXPERIMENTS = ("digits_training",)
+CLAIMS = ()  # the caption says them in words
 NUM_DIGITS = 3
 BASELINES = {
     "kernel_ridge": ("kernel ridge at $V=0$", (0, (1, 1.2))),
@@ -111,8 +112,8 @@ def caption(runs: dict[str, RunDirectory]) -> str:
     return (
         f"Digits as token measures in d = {p['dim']}, L = {p['num_cells']} layers of"
         f" M = {p['num_heads']} heads, V = 0 at the start. (a) {p['num_fit']} images fitted by the"
-        f" conditional gradient flow: risk ratio {ratio:.2g} at training time"
-        f" {fit['time'][-1]:.3g}; the frozen kernel predicts {frozen:.2g}. (b)"
+        f" conditional gradient flow: risk ratio {shown(ratio)} at training time"
+        f" {fit['time'][-1]:.3g}; the frozen kernel predicts {shown(frozen)}. (b)"
         f" {p['num_train']} training images: test accuracy {classify['test_accuracy'][-1]:.3f} on"
         f" {p['num_test']} images, beside kernel ridge {float(baselines['kernel_ridge']):.3f},"
         f" logistic regression {float(baselines['logistic_regression']):.3f} and nearest class mean"

@@ -45,15 +45,14 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which slopes."""
+    """What is measured, from stored numbers."""
     run = runs["embedding_and_heads"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Width and heads together: {chosen['num_tokens']} tokens with one Gram matrix for all d,"
         f" {chosen['num_cells']} layers of new heads. Root mean squares over"
         f" {chosen['num_replicates']} draws of all heads, bands from the 10% to the 90% quantile:"
         " tokens against the mean field (coupled: same start), Gram matrix of the last tokens"
         " against the recursion with the term d/M (grey: without it), V-kernel of the first layer"
-        f" against its mean. {claims}."
+        f" against its mean."
     )

@@ -89,10 +89,9 @@ def _gaussian(ax, gaussian) -> None:
 
 
 def caption(runs):
-    """What is seen, with the claims."""
+    """What is seen, from stored numbers."""
     run = runs["failure_modes"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Plateaus where positivity fails, {chosen['num_draws']} draws, d = 2, K ="
         f" {chosen['num_queries']} shared queries, L = 1 and L = {chosen['num_cells']} layers, M ="
@@ -101,5 +100,4 @@ def caption(runs):
         f" null direction after {chosen['escape_steps']} steps of equal training time. (d) K ="
         f" {chosen['num_gaussian_queries']} queries of a Gaussian context: the affine residual, the"
         " linear one for mean 0, an infimum (points above the line) for reversed targets."
-        f" {claims}."
     )

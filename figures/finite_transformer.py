@@ -112,10 +112,9 @@ def _along(ax, found) -> None:
 
 
 def caption(runs):
-    """What is measured, with the claims."""
+    """What is measured, from stored numbers."""
     run = runs["finite_transformer"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"A transformer (d = {chosen['dim']}, {chosen['num_contexts']} contexts of"
         f" {chosen['num_tokens']} tokens) trained by plain SGD at rate L M dt against the"
@@ -126,5 +125,5 @@ def caption(runs):
         " scheme on four times the largest L cells. (c) Against the ensemble from which the M"
         f" heads of each layer are drawn with replacement ({chosen['num_reference']} a layer);"
         " risk: largest gap on the way; grey: SGD at rate L dt. (d) Heads, all sizes, darker where"
-        f" finer. {claims}."
+        f" finer."
     )

@@ -77,7 +77,7 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which numbers."""
+    """What is measured, from stored numbers."""
     run = runs["joint_limit"]
     chosen, stored = run.configuration["parameters"], run.load("grid")
     missed = ", ".join(
@@ -87,12 +87,11 @@ def caption(runs):
         for name in POWERS
         if name in (family, "published")
     )
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         "Depth and width together. Root mean square over"
         f" {chosen['num_replicates']} draws of the distance of {chosen['num_tokens']} coupled"
         f" tokens from the limit, relative to their path, d = {chosen['dim']}; heads are drawn from"
         f" {chosen['num_reference']}. Laws are fitted to the cells with filled markers (those"
         " of all M, not only the three shown) and asked about the open ones."
-        f" Held-out relative errors, the two families in turn: {missed}. {claims}."
+        f" Held-out relative errors, the two families in turn: {missed}."
     )

@@ -91,10 +91,9 @@ def _width(ax, width) -> None:
 
 
 def caption(runs):
-    """What is measured, with the claims."""
+    """What is measured, from stored numbers."""
     run = runs["lazy_to_rich"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"From lazy to rich, {chosen['num_draws']} draws of {chosen['num_contexts']} contexts of"
         f" {chosen['num_tokens']} tokens, d = {chosen['dim']}, L = {chosen['num_cells']}, V = 0 at"
@@ -102,5 +101,5 @@ def caption(runs):
         f" {max(chosen['heads'])}, lines fitted to the {len(chosen['sizes'])} smallest residuals."
         " (b) Alignment of the kernel with the residual of the start, after less before. (c) Sums"
         f" over heads with three powers of 1/M: movement of A at eps = {chosen['rich_sizes'][0]:g},"
-        f" change of the kernel at eps = {chosen['rich_sizes'][-1]:g}. {claims}."
+        f" change of the kernel at eps = {chosen['rich_sizes'][-1]:g}."
     )

@@ -91,10 +91,9 @@ def _map(ax, found) -> None:
 
 
 def caption(runs):
-    """What is seen, with the claims."""
+    """What is seen, from stored numbers."""
     run = runs["linear_rate"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Linear convergence, {chosen['num_seeds']} draws of {chosen['num_contexts']} contexts of"
         f" {chosen['num_tokens']} tokens in d = {chosen['dim']}, L = {chosen['num_cells']} layers."
@@ -102,5 +101,5 @@ def caption(runs):
         f" {chosen['start_risk']:g}, with the curve foretold by the spectrum of the kernel at the"
         " start and those of the two lower bounds. (b) Residuals along single eigenvectors. (c)"
         f" Share of runs whose risk fell to a hundredth within {chosen['num_gradients']} gradients;"
-        f" ticks: thresholds of the draws, from sampled radii. {claims}."
+        f" ticks: thresholds of the draws, from sampled radii."
     )

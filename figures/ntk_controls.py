@@ -5,6 +5,7 @@ import numpy as np
 from meanfield import plotting
 
 EXPERIMENTS = ("ntk_controls",)
+CLAIMS = ()  # the caption says them in words
 FLOOR = 1e-19
 THRESHOLD = 256 * np.finfo(float).eps  # singular values below it count as zero, docs/theory.md 3.8
 

@@ -3,8 +3,10 @@
 import numpy as np
 
 from meanfield import plotting
+from meanfield.records import shown
 
 EXPERIMENTS = ("ntk_depth",)
+CLAIMS = ()  # the caption says them in words
 
 
 def draw(runs):
@@ -82,7 +84,7 @@ def caption(runs):
         " every layer. (b) The factors of kappa, the integral of lambda_min(s) tau(s):"
         " lambda_min(s) over its largest value; tau(s), the factor by which the adjoint flow"
         " shrinks momenta at most between the end and depth s, and its bound from norms, positive"
-        f" in {informed} of the layers. Here kappa = {kappa:.3g}, which is {kappa / best:.2g} of"
-        " the best possible constant. (c) A training run: |grad R|^2/2 stays above kappa R, as it"
-        f" must; it is at least {along:.3g} times as large."
+        f" in {informed} of the layers. Here kappa = {shown(kappa)}, which is"
+        f" {shown(kappa / best)} of the best possible constant. (c) A training run: |grad R|^2/2"
+        f" stays above kappa R, as it must; it is at least {shown(along)} times as large."
     )

@@ -1,8 +1,10 @@
 """Digits: kernel spectrum with intervals, lambda_min against their number, the planted copy."""
 
 from meanfield import plotting
+from meanfield.records import shown_result
 
 EXPERIMENTS = ("ntk_digits",)
+CLAIMS = ()  # the caption says them in words
 SEEN = 4  # first and last contexts of the strip: the copy is the last
 
 
@@ -54,6 +56,7 @@ def caption(runs):
     chosen, sweep, proof = run.configuration["parameters"], run.load("sweep"), run.load("proof")
     control = run.load("control")
     most, (low, high) = int(sweep["sizes"][-1]), sweep["interval"][-1]
+    last = shown_result(float(sweep["lambda_min"][-1]), (float(low), float(high)), "above 0")
     proved = (
         f"independence of all {most} cumulant generating functions is certified in ball arithmetic"
         if proof["certified"]
@@ -68,7 +71,7 @@ def caption(runs):
         f" zero, and {proved}. In red one more context, the first digit shifted in R^d:"
         f" {float(control['nullity']):g} eigenvalues are zero to rounding (open, not to scale), and"
         f" {refused}. (b) Smallest eigenvalue against the number of digits, at last"
-        f" {sweep['lambda_min'][-1]:.2g} [{low:.2g}, {high:.2g}]. (c) The null directions with the"
+        f" {' '.join(last)}. (c) The null directions with the"
         f" copy, over the pairs of the first and last {SEEN} contexts: only the digit and its copy"
         f" take part. The report says: {reason}."
     )

@@ -3,8 +3,10 @@
 import numpy as np
 
 from meanfield import fit_rate, plotting
+from meanfield.records import shown
 
 EXPERIMENTS = ("ntk_families",)
+CLAIMS = ()  # the caption says them in words
 
 FAMILIES = {
     "cubes": ("cubes", plotting.BLUE, "o"),
@@ -54,7 +56,7 @@ def caption(runs):
     run = runs["ntk_families"]
     chosen, sweeps = run.configuration["parameters"], run.load("sweeps")
     slopes = {
-        name: ", ".join(f"{_slope(sweeps, family, name):.2f}" for family in FAMILIES)
+        name: ", ".join(shown(_slope(sweeps, family, name)) for family in FAMILIES)
         for name in ("separation", "scale")
     }
     symmetric, cloud = chosen["expected_symmetric_slope"], chosen["expected_cloud_slope"]

@@ -73,10 +73,9 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which numbers."""
+    """What is measured, from stored numbers."""
     run = runs["stability"]
     chosen, training = run.configuration["parameters"], run.load("training")
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         "Well-posedness. (a) W2 between final clouds of"
         f" {chosen['num_tokens']} tokens (d = 2, exact assignment) after a displacement of all"
@@ -87,5 +86,5 @@ def caption(runs):
         f" {chosen['training_time']:g} against Heun's extrapolated limit,"
         f" {len(training['euler'])} problems. (c) Risk of the first problem, which falls"
         f" from {training['risk'][-1, 0]:.3g} to {training['risk'][-1, -1]:.3g}: distance of each"
-        f" curve from the one extrapolated to dt = 0. {claims}."
+        f" curve from the one extrapolated to dt = 0."
     )

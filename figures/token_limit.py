@@ -54,10 +54,9 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which slopes."""
+    """What is measured, from stored numbers."""
     run = runs["token_limit"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         "Limit of many tokens. Largest error along depth of the flow map at"
         f" {chosen['num_probes']} probe points without mass: contexts of n tokens drawn from a"
@@ -65,5 +64,5 @@ def caption(runs):
         " of a handwritten 2 (limit: the whole image); in the control the tokens of a context share"
         " one random shift. (a) Independent tokens. (b) The cube by independent and by Sobol"
         f" points. Root mean squares over {chosen['num_replicates']} contexts; bands from the 10%"
-        f" to the 90% quantile. No transport between clouds is involved. {claims}."
+        f" to the 90% quantile. No transport between clouds is involved."
     )

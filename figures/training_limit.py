@@ -72,15 +72,14 @@ def _in_depth(ax, depth) -> None:
 
 
 def caption(runs):
-    """What is measured, with the claims."""
+    """What is measured, from stored numbers."""
     run = runs["training_limit"]
     chosen = run.configuration["parameters"]
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Propagation of chaos in training. {chosen['num_replicates']} draws of M of"
         f" {chosen['num_reference']} heads in each of {chosen['num_cells']} layers, d ="
         f" {chosen['dim']}; the same heads trained in their own crowd and in that of the reference:"
         " labelled distances, no transport between independent ensembles. (a) Root mean squares"
         " times the root of M. (b) At the end, the largest gap of the risk on the way, copies of"
-        f" four heads. (c) L and 2L layers, {chosen['num_depth_draws']} draws. {claims}."
+        f" four heads. (c) L and 2L layers, {chosen['num_depth_draws']} draws."
     )

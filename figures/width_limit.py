@@ -56,11 +56,10 @@ def draw(runs):
 
 
 def caption(runs):
-    """What is measured, from which run, with which slopes."""
+    """What is measured, from stored numbers."""
     run = runs["width_limit"]
     chosen = run.configuration["parameters"]
     replicates, sizes = run.load("errors")["tokens"].shape
-    claims = "; ".join(claim.sentence() for claim in run.claims)
     return (
         f"Mean-field limit in the number of heads. (a) Root mean squares over {replicates} draws at"
         f" {sizes} sizes M of {chosen['num_reference']} reference heads in each of"
@@ -69,5 +68,5 @@ def caption(runs):
         " network of M heads and in the limit, no transport between clouds. Heads are compared"
         f" after {chosen['num_steps']} training steps. (b) Final tokens in the plane under one"
         f" ensemble for {chosen['quasi_layers']} layers: independent heads and randomised"
-        f" quasi-Monte Carlo (Owen-scrambled Sobol points). {claims}."
+        f" quasi-Monte Carlo (Owen-scrambled Sobol points)."
     )

@@ -6,6 +6,7 @@ says what was given, what is expected, and the mend; 3 undecided; 130 interrupte
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -52,10 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: `meanfield list >&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may hold what no encoding knows
     name = args[0] if args else ""
     try:
         code = _dispatch(args)
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # the verdict's code stands
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         _say("interrupted")

@@ -91,7 +91,8 @@ def defaults(path: Path) -> dict[str, Any]:
 def nominal_seconds(path: Path, preset: str | None) -> float | None:
     """Seconds on one CPU core that an experiment's COST states for a preset; None without."""
     cost = constants(path).get("COST")
-    found = re.search(rf"\b{preset} ([\d.]+) (s|min|h)\b", cost) if isinstance(cost, str) else None
+    pattern = rf"\b{re.escape(preset or '')} (\d+(?:\.\d+)?) (s|min|h)\b"
+    found = re.search(pattern, cost) if isinstance(cost, str) and preset else None
     return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]] if found else None
 
 

@@ -8,21 +8,23 @@ import dataclasses
 import html
 from collections.abc import Iterable, Sequence
 
-from meanfield._commands.summary import Summary, row
-from meanfield.records import CONSISTENT, INCONSISTENT, UNDECIDED, Claim
+from meanfield._commands.summary import Summary
+from meanfield.records import CONSISTENT, INCONSISTENT, UNDECIDED, Claim, row
 
 DOTS_PER_INCH = 200  # of the pictures,
 PIXELS_PER_INCH = 140  # shown at this size, a little larger than in print
 VERDICTS = (CONSISTENT, INCONSISTENT, UNDECIDED)
 
-_HEAD = """<!doctype html>
+GENERATOR = '<meta name="generator" content="meanfield report">'
+
+_HEAD = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="generator" content="meanfield report">
+{GENERATOR}
 """
 
 # A verdict is told by its word and by its mark's shape; colour (Okabe and Ito's) only repeats it.
@@ -59,11 +61,30 @@ details { margin: 0.6rem 0; }
 summary { cursor: pointer; }
 figure { margin: 1rem 0; }
 figure img { display: block; max-width: 100%; height: auto; background: #fff; padding: 0.4rem; }
+.zoom { display: block; position: relative; overflow-x: auto; cursor: zoom-in; }
+.zoom input { position: absolute; opacity: 0; }
+.zoom input:checked + img { width: auto; max-width: none; cursor: zoom-out; }
+.zoom input:focus-visible + img { outline: 2px solid var(--link); outline-offset: -2px; }
 figcaption { font-size: 0.85rem; color: var(--pale); margin-top: 0.4rem; }
 .mark { width: 0.8em; height: 0.8em; margin-right: 0.35em; vertical-align: -0.04em; }
 .mark.consistent { fill: var(--consistent); }
 .mark.inconsistent { fill: none; stroke: var(--inconsistent); stroke-width: 3; }
 .mark.undecided { fill: none; stroke: var(--undecided); stroke-width: 2; }
+@media screen and (max-width: 44rem) {
+  body { padding: 0.8rem; }
+  table, tbody, tr, td { display: block; width: 100%; }
+  thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  tr { border-bottom: 1px solid var(--line); padding: 0.4rem 0.2rem; }
+  td, td.number { border: 0; padding: 0.05rem 0 0.05rem 7.5rem; text-align: left; min-height: 1em;
+    position: relative; }
+  td::before { content: attr(data-label); position: absolute; left: 0; width: 7rem;
+    color: var(--pale); font-weight: 400; }
+  td:first-child { padding-left: 0; font-weight: 600; }
+  td:first-child::before { content: none; }
+  td:empty { display: none; }
+  td.wide, .pairs td, td.line { min-width: 0; }
+  td.line { overflow-wrap: anywhere; }
+}
 @media print {
   :root { --paper: #fff; --ink: #000; --pale: #333; --line: #bbb; --band: #f4f4f2; --link: #000;
     --consistent: #00805d; --inconsistent: #c44f00; --undecided: #7a5c00; }
@@ -79,6 +100,8 @@ figcaption { font-size: 0.85rem; color: var(--pale); margin-top: 0.4rem; }
   tr, figure, pre { break-inside: avoid; }
   details::details-content { content-visibility: visible; block-size: auto; opacity: 1; }
   .screen { display: none; }
+  .zoom { overflow: visible; }
+  .zoom input:checked + img { max-width: 100%; }
 }
 """
 
@@ -104,7 +127,7 @@ class Section:
         picture: PNG, or None with a `reason`.
         described: the picture in a few words.
         caption: the picture's caption.
-        reason: why there is no picture.
+        reason: why there is no picture; "" if there is one, or none is meant to be.
         animations: GIF files by name.
         remarks: what else a reader should know.
         settings: (name, value) of parameters and seeds.
@@ -136,12 +159,14 @@ class Page:
         sections: a run each.
         others: (folder, experiment, preset, status, started, command) of runs not shown in full.
         damaged: folders whose manifest cannot be read.
+        closed: folders that cannot be entered.
     """
 
     folder: str
     sections: Sequence[Section]
     others: Sequence[tuple[str, ...]]
     damaged: Sequence[str]
+    closed: Sequence[str]
 
 
 def text(value: str) -> str:
@@ -206,9 +231,10 @@ def _overview(sections: Sequence[Section]) -> str:
         rows.append((summary.verdict, cells))
     header = ["experiment", "preset", "verdict", *(f"#{v}" for v in VERDICTS), "#seconds"]
     return _table("Overview", [*header, "command"], rows) + (
-        '<p class="pale">A run is as good as its worst claim. Intervals are 95 % bootstrap'
-        " intervals over replicates, or those of the fit where a curve is deterministic. In a"
-        " control something is wrong on purpose, and the check has to notice it.</p>\n"
+        '<p class="pale">A run is as good as its worst claim. Not the interval decides but'
+        " the band that an experiment sets around the expected value. Intervals are Student's 95 %"
+        " intervals over replicates, or of the fit where a curve is deterministic. In a control"
+        " something is wrong on purpose, and the check has to notice it.</p>\n"
     )
 
 
@@ -247,13 +273,13 @@ def _section(section: Section, number: int) -> str:
 def _claims(label: str, claims: Iterable[Claim]) -> str:
     rows = []
     for claim in claims:
-        quantity, expected, measured, interval, _ = row(claim)
+        quantity, expected, measured, interval, verdict = row(claim)
         cells = [
             f'<td class="wide">{text(quantity)}</td>',
             f'<td class="{"whole" if len(expected) < 25 else ""}">{text(expected)}</td>',
             f'<td class="number">{text(measured)}</td>',
             f'<td class="number">{text(interval)}</td>',
-            f'<td class="whole">{_verdict(claim.verdict)}</td>',
+            f'<td class="whole">{_verdict(claim.verdict, verdict)}</td>',
         ]
         rows.append((claim.verdict, cells))
     if not rows:
@@ -264,10 +290,12 @@ def _claims(label: str, claims: Iterable[Claim]) -> str:
 
 def _picture(section: Section) -> str:
     if section.picture is None:
-        return f'<p class="pale">No picture: {text(section.reason)}</p>\n'
+        reason = f'<p class="pale">No picture: {text(section.reason)}</p>\n'
+        return reason if section.reason else ""
     image = _image("png", section.picture, section.described)
     caption = f"<figcaption>{text(section.caption)}</figcaption>"
-    return f"<figure>{image}\n{caption}</figure>\n"
+    zoom = f'<input type="checkbox" aria-label="full size">{image}'
+    return f'<figure><label class="zoom">{zoom}</label>\n{caption}</figure>\n'
 
 
 def _others(page: Page) -> str:
@@ -288,12 +316,18 @@ def _others(page: Page) -> str:
             "<section>\n<h2>Left out</h2>\n<p>The manifest of these cannot be read.</p>\n"
             f"<ul>\n{items}</ul>\n</section>\n"
         )
+    if page.closed:
+        items = "".join(f"<li>{text(folder)}</li>\n" for folder in page.closed)
+        parts.append(
+            "<section>\n<h2>Closed folders</h2>\n<p>These cannot be entered.</p>\n"
+            f"<ul>\n{items}</ul>\n</section>\n"
+        )
     return "".join(parts)
 
 
-def _verdict(verdict: str) -> str:
+def _verdict(verdict: str, words: str = "") -> str:
     mark = f'<svg class="mark {verdict}" aria-hidden="true"><use href="#{verdict}"/></svg>'
-    return f"{mark}{verdict}"
+    return f"{mark}{words or verdict}"
 
 
 def _code(line: str) -> str:
@@ -308,19 +342,27 @@ def _code(line: str) -> str:
 def _table(
     label: str, header: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], kind: str = ""
 ) -> str:
-    """A table that scrolls by itself; a header with # has numbers below it."""
+    """A table that scrolls by itself, on narrow screens a list; # marks a column of numbers."""
     heads = "".join(
         f'<th scope="col" class="number">{text(word[1:])}</th>'
         if word.startswith("#")
         else f'<th scope="col">{text(word)}</th>'
         for word in header
     )
-    body = "".join(f'<tr class="{look}">{"".join(cells)}</tr>\n' for look, cells in rows)
+    names = [text(word.removeprefix("#")) for word in header]
+    body = "".join(
+        f'<tr class="{look}">{"".join(map(_labelled, names, cells))}</tr>\n' for look, cells in rows
+    )
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(label)}">\n'
         f'<table class="{kind}">\n'
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
     )
+
+
+def _labelled(name: str, cell: str) -> str:
+    """A cell that knows its column's name: narrow screens show rows as lists."""
+    return cell.replace("<td", f'<td data-label="{name}"', 1)
 
 
 def _pairs(first: str, second: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from meanfield._checks import MeanfieldError, require
 from meanfield._commands import catalogue, page
 from meanfield._commands.figures import draw
 from meanfield._commands.flags import parse
+from meanfield._commands.places import require_outside_runs
 from meanfield._commands.run import RESULTS
 from meanfield._commands.summary import (
     Summary,
@@ -38,7 +40,7 @@ class ReportOptions:
     results: tyro.conf.Positional[Path] = RESULTS
     """Folder that is searched for runs."""
     out: Path | None = None
-    """The page, a .html file, replaced if it is there. Without: report.html in the results."""
+    """The page, a .html file; an older report is replaced. Without: report.html in the results."""
 
 
 def command(args: Sequence[str]) -> int:
@@ -57,16 +59,13 @@ def command(args: Sequence[str]) -> int:
         "a file that ends in .html",
         "choose another name",
     )
-    require(
-        not any((place / MANIFEST).exists() for place in out.parents),
-        f"{out} lies in the folder of a run",
-        "a place outside, since a run is never written to",
-        "pass --out report.html",
-    )
+    require_outside_runs(out.parent, "pass --out FILE.html")
+    _require_ours(out)
     runs = find_runs(folder)
     found = {run.path for run in runs}
     everything = sorted(manifest.parent for manifest in folder.rglob(MANIFEST))
     damaged = [str(place) for place in everything if place not in found]
+    closed = _closed(folder)
     require(
         runs,
         f"{folder} holds no run" + (f" but {', '.join(damaged)}, damaged" if damaged else ""),
@@ -77,7 +76,7 @@ def command(args: Sequence[str]) -> int:
     sections = [_section(run, newest) for run in newest.values()]
     shown = {run.path for run in newest.values()}
     others = [_other(run) for run in runs if run.path not in shown]
-    whole = page.render(page.Page(str(folder), sections, others, damaged))
+    whole = page.render(page.Page(str(folder), sections, others, damaged, closed))
     content = whole.encode("utf-8", "backslashreplace")  # names may hold what no encoding knows
     with replacing(out) as temporary:
         temporary.write_bytes(content)
@@ -85,10 +84,32 @@ def command(args: Sequence[str]) -> int:
     print(f"{out}: {len(sections)} run{plural}, {_size(len(content))}")
     for place in damaged:
         print(f"  left out, its manifest is damaged: {place}")
+    for place in closed:
+        print(f"  left out, it cannot be entered: {place}")
     for section in sections:
-        if section.picture is None:
+        if section.reason:
             print(f"  {section.summary.name}: no picture: {section.reason}")
     return 0
+
+
+def _require_ours(out: Path) -> None:
+    """Refuse to replace a file that is no report."""
+    try:
+        with out.open("rb") as file:
+            ours = page.GENERATOR.encode() in file.read(4096)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        ours = False
+    require(ours, f"{out} is there and is no report", "a new file", "choose another name")
+
+
+def _closed(folder: Path) -> list[str]:
+    """Folders below it that cannot be entered."""
+    errors: list[OSError] = []
+    for _ in os.walk(folder, onerror=errors.append):
+        pass
+    return sorted(str(error.filename) for error in errors)
 
 
 def _section(run: RunDirectory, newest: dict[str, RunDirectory]) -> page.Section:
@@ -103,7 +124,13 @@ def _section(run: RunDirectory, newest: dict[str, RunDirectory]) -> page.Section
         )
     if file is None:
         remarks.append("An experiment of your own: the command expects its file and your flags.")
-    picture, described, caption, reason = _picture(known.get("FIGURE"), run.name, newest)
+    figure = known.get("FIGURE", "")
+    drawn = None, "", "", ""
+    if figure is not None:  # else the experiment says that it has none
+        drawn = _picture(figure, run.name, newest)
+    picture, described, caption, reason = drawn
+    animations = _animations(run)
+    remarks += [f"{name} cannot be read." for name, data in animations if not data]
     return page.Section(
         summary=summary,
         place=str(run.path),
@@ -115,7 +142,7 @@ def _section(run: RunDirectory, newest: dict[str, RunDirectory]) -> page.Section
         described=described,
         caption=caption,
         reason=reason,
-        animations=_animations(run),
+        animations=[(name, data) for name, data in animations if data],
         remarks=remarks,
         settings=_settings(run),
         files=_files(run),
@@ -153,11 +180,15 @@ def _picture(
 
 
 def _animations(run: RunDirectory) -> list[tuple[str, bytes]]:
+    """GIF files by name; b"" for one that cannot be read."""
     found = []
     for path in map(Path, run.files):
-        if path.suffix == ".gif" and path.stat().st_size <= LARGEST_ANIMATION:
-            data = path.read_bytes()
-            if data[:4] == b"GIF8" and len(data) > 10:
+        if path.suffix == ".gif":
+            try:
+                data = path.read_bytes() if path.stat().st_size <= LARGEST_ANIMATION else None
+            except OSError:
+                data = b""
+            if data == b"" or (data and data[:4] == b"GIF8" and len(data) > 10):
                 found.append((path.name, data))
     return found
 

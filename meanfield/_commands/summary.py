@@ -4,23 +4,21 @@
 """
 
 import dataclasses
-import math
 import re
 import shlex
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from meanfield._checks import MeanfieldError
+from meanfield._checks import MeanfieldError, require
 from meanfield._commands import catalogue
 from meanfield.records import (
     CONSISTENT,
     Claim,
     RunDirectory,
     overall_verdict,
+    read_claim,
     to_plain,
 )
-
-_DIGITS = 4  # significant ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +46,25 @@ class Summary:
         return cls(run.name, preset_of(run), seconds, command_of(run), tuple(run.claims))
 
     @classmethod
-    def from_plain(cls, name: str, entry: dict[str, Any]) -> "Summary":
-        """The summary that `plain` wrote."""
-        claims = []
-        for claim in entry["claims"]:
-            ends = claim["interval"]
-            interval = None if ends is None else (float(ends[0]), float(ends[1]))
-            claims.append(Claim(**{**claim, "interval": interval}))
-        return cls(name, entry["preset"], entry["seconds"], entry["command"], tuple(claims))
+    def from_plain(cls, name: str, entry: Any) -> "Summary":
+        """The summary that `plain` wrote. Raises: `MeanfieldError` on anything else."""
+        kinds = {"preset": str | None, "seconds": float | int, "command": str, "claims": list}
+        require(
+            isinstance(entry, dict)
+            and all(key in entry and isinstance(entry[key], kinds[key]) for key in kinds),
+            f"the claims of {name}: {entry!r:.60}",
+            f"an entry with {', '.join(kinds)}",
+            "build it again from runs",
+        )
+        try:
+            claims = tuple(map(read_claim, entry["claims"]))
+            return cls(name, entry["preset"], float(entry["seconds"]), entry["command"], claims)
+        except MeanfieldError as error:
+            raise MeanfieldError(f"{name}: {error.given}", error.expected, error.mend) from None
+        except OverflowError:
+            raise MeanfieldError(
+                f"{name}: {entry['seconds']!r:.60} seconds", "a number", "build it again from runs"
+            ) from None
 
     def plain(self) -> dict[str, Any]:
         """Everything but the name, as JSON holds it."""
@@ -156,67 +165,3 @@ def _flag(name: str, value: Any) -> list[str]:
         return [f"--{flag}" if value else f"--no-{flag}"]
     values = value if isinstance(value, list) else [value]
     return [f"--{flag}", *map(str, values)]
-
-
-def shown(value: float | str) -> str:
-    """A number of a table: exact where four digits say it all, else with all four; words whole."""
-    if isinstance(value, str):
-        return value
-    short = f"{value:.{_DIGITS}g}"
-    if not math.isfinite(value) or float(short) == value:
-        return _tidy(short)
-    return _rounded(value, _DIGITS - 1 - _exponent(value), abs(value))
-
-
-class Row(NamedTuple):
-    """A claim as words; the interval is "" where none is stated."""
-
-    quantity: str
-    expected: str
-    measured: str
-    interval: str
-    verdict: str
-
-
-def row(claim: Claim) -> Row:
-    """A claim as a row of a table, every number rounded by one rule.
-
-    A measured number and its interval alike: to two digits of the interval's half-width, but to no
-    more than four of the largest number.
-    """
-    return Row(claim.quantity, shown(claim.expected), *_measured(claim), claim.verdict)
-
-
-def _measured(claim: Claim) -> tuple[str, str]:
-    if claim.interval is None:
-        return shown(claim.measured), ""
-    low, high = claim.interval
-    value = claim.measured
-    all_three = (low, high) if isinstance(value, str) else (low, high, value)
-    scale = max((abs(number) for number in all_three if math.isfinite(number)), default=1.0)
-    places = _DIGITS - 1 - _exponent(scale)
-    if 0 < high - low < math.inf:
-        places = min(places, 1 - _exponent((high - low) / 2))
-    ends = ", ".join(_rounded(end, places, scale) for end in (low, high))
-    return value if isinstance(value, str) else _rounded(value, places, scale), f"[{ends}]"
-
-
-def _exponent(value: float) -> int:
-    """The power of ten of a number's first digit, once it is rounded."""
-    return int(f"{value:.{_DIGITS - 1}e}".split("e")[1]) if math.isfinite(value) else 0
-
-
-def _rounded(value: float, places: int, scale: float) -> str:
-    """``value`` to so many decimal places; with a power of ten where ``scale`` asks for one."""
-    if not math.isfinite(value):
-        return str(value)
-    if 1e-3 <= scale < 1e6:
-        text = f"{value:.{max(places, 0)}f}"
-        return text.removeprefix("-") if not text.strip("-0.") else text
-    return _tidy(f"{value:.{max(places + _exponent(value), 0)}e}")
-
-
-def _tidy(text: str) -> str:
-    """``1e-05`` as ``1e-5``, ``1e+05`` as ``1e5``."""
-    digits, _, power = text.partition("e")
-    return f"{digits}e{int(power)}" if power else text

@@ -18,7 +18,9 @@ from meanfield.records._claims import (
     INCONSISTENT,
     UNDECIDED,
     Claim,
+    Row,
     overall_verdict,
+    row,
     worst_verdict,
 )
 from meanfield.records._directory import (
@@ -28,18 +30,25 @@ from meanfield.records._directory import (
     save_checkpoint,
     versions,
 )
+from meanfield.records._manifest import read_claim
 from meanfield.records._plain import to_json, to_plain
+from meanfield.records._words import shown, shown_result
 
 __all__ = [
     "CONSISTENT",
     "INCONSISTENT",
     "UNDECIDED",
     "Claim",
+    "Row",
     "RunDirectory",
     "find_runs",
     "load_checkpoint",
     "overall_verdict",
+    "read_claim",
+    "row",
     "save_checkpoint",
+    "shown",
+    "shown_result",
     "to_json",
     "to_plain",
     "versions",

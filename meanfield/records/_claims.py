@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from meanfield._checks import WIDEST, require
+from meanfield.records._words import shown, shown_result
 
 CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
 
@@ -95,10 +96,30 @@ class Claim:
 
     def sentence(self) -> str:
         """``slope -0.502 [-0.53, -0.47], expected -0.5: consistent``."""
-        words = [self.quantity, _short(self.measured)]
-        if self.interval is not None:
-            words.append(f"[{_short(self.interval[0])}, {_short(self.interval[1])}]")
-        return f"{' '.join(words)}, expected {_short(self.expected)}: {self.verdict}"
+        quantity, expected, measured, interval, _ = row(self)
+        words = " ".join(word for word in (quantity, measured, interval) if word)
+        return f"{words}, expected {expected}: {self.verdict}"
+
+
+class Row(NamedTuple):
+    """A claim as words; the interval is "" where none is stated."""
+
+    quantity: str
+    expected: str
+    measured: str
+    interval: str
+    verdict: str
+
+
+def row(claim: Claim) -> Row:
+    """A claim as a row of a table, every number rounded by one rule.
+
+    A control that is consistent did what it has to do: it fails.
+    """
+    result = shown_result(claim.measured, claim.interval, claim.expected)
+    is_control = claim.quantity.startswith("control") and claim.verdict == CONSISTENT
+    verdict = "fails, as it should" if is_control else claim.verdict
+    return Row(claim.quantity, shown(claim.expected), *result, verdict)
 
 
 def _student(draws: Any) -> tuple[float, float, float]:
@@ -109,10 +130,6 @@ def _student(draws: Any) -> tuple[float, float, float]:
     mean = float(draws.mean())
     half = float(stats.t.ppf(0.975, len(draws) - 1) * stats.sem(draws))
     return mean, mean - half, mean + half
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def overall_verdict(claims: Iterable[Claim]) -> str:

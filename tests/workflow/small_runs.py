@@ -10,6 +10,7 @@ import numpy as np
 import meanfield as mf
 from meanfield._commands import catalogue
 from meanfield._commands.flags import Progress
+from meanfield._commands.summary import Summary
 from meanfield.records import RunDirectory
 
 WITHOUT_JAX = """
@@ -21,6 +22,11 @@ sys.exit(main(sys.argv[1:]))
 """
 
 QUIET = Progress(visible=False)
+
+
+def states_headlines(caption: str, run: RunDirectory) -> bool:
+    """True if a caption states the run's headlines and no other claim."""
+    return [c for c in run.claims if c.sentence() in caption] == Summary.of(run).headlines()
 
 
 class SmallRuns:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import meanfield as mf
-from meanfield.data import class_anchors
+from meanfield.data import class_anchors, load_digits
 from tests.workflow.small_runs import SmallRuns
 
 NAME = "digits_training"
+LAYERS = "curves, read-outs of L and 2L layers: log2(first gap / last)"
 SMALL = {
     NAME: {
         "source": "sklearn",
@@ -177,6 +178,8 @@ def test_the_curves_say_what_was_planted(small):
     ).argmin(axis=-1)
     share = (nearest == cell["labels"]).mean(axis=1)
     np.testing.assert_array_equal(curves["heads_accuracy"][:, -1], share)
+    # noise falls as 1/L^2: gaps 1 - 1/4 and 1/4 - 1/16
+    assert claims[LAYERS].measured == pytest.approx(2)
 
 
 def test_controls_fail_where_nothing_is_shuffled_and_gaps_do_not_fall(small, tmp_path):
@@ -201,7 +204,50 @@ def test_controls_fail_where_nothing_is_shuffled_and_gaps_do_not_fall(small, tmp
     assert found[control] != "consistent"
     assert found["curves, read-outs of M and 2M heads: slope in M"] == "inconsistent"
     assert found["classify: test accuracy (one net; interval over test images)"] == "inconsistent"
-    assert found["fit: final risk / initial risk"] == "inconsistent"
+    assert found["fit: steps tried until risk / initial risk is 1e-09"] == "inconsistent"
+
+
+def test_claims_about_curves_fail_where_more_is_worse(small, tmp_path):
+    """The base, which is the most of three sweeps, misses every anchor; more layers go astray."""
+    module, _, claims = small(NAME)
+    parameters = module.Parameters(**SMALL[NAME])
+    swept = module.lessons(parameters)
+    worst = {swept["base"][0], swept["heads"][-1]}
+    anchors = class_anchors(10, parameters.dim)
+
+    def spoil(key, arrays):
+        if key in map(str, worst):  # the next digit's anchor
+            return {**arrays, "read_out": anchors[(arrays["labels"] + 1) % 10]}
+        if key == str(swept["layers"][-1]):
+            return {**arrays, "read_out": anchors[(arrays["labels"] + 2) % 10] * 100}
+        return arrays
+
+    found = {claim.quantity: claim.verdict for claim in small.again(NAME, tmp_path, spoil)}
+    above = [name for name, claim in claims.items() if str(claim.expected).startswith("above")]
+    above = [name for name in above if name.startswith("curves")]
+    assert len(above) == 5
+    assert {found[name] for name in above} == {"inconsistent"}, found
+
+
+def test_claims_about_curves_are_undecided_where_seeds_disagree(small):
+    module, directory, _ = small(NAME)
+    parameters = module.Parameters(**SMALL[NAME])
+    curves = directory.load("curves")
+    signs = np.resize([1.0, -1.0], parameters.curve_seeds)[:, None]
+    for name in ("images", "pools", "heads"):
+        curves[f"{name}_accuracy"] = 0.5 + 0.1 * signs * np.array([0, 1])
+    curves["base_accuracy"] = 0.1 + 0.05 * signs
+    curves["layers_gap"] = 2.0 ** (signs * np.array([0, 1]))
+    claims = module.curve_claims(parameters, curves)
+    undecided = [c.quantity for c in claims if c.verdict == "undecided"]
+    assert len(undecided) == 5, claims
+
+
+@pytest.mark.parametrize("source", ["mnist", "sklearn"])
+def test_the_rarest_digit_is_counted(small, source):
+    module, _, _ = small(NAME)
+    labels = load_digits(source).train_labels
+    assert np.bincount(labels).min() == module.RAREST[source]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +260,14 @@ def test_controls_fail_where_nothing_is_shuffled_and_gaps_do_not_fall(small, tmp
         ("base-heads", {"base_heads": 3}),
         ("base-layers", {"base_layers": 8}),
         ("curve-minibatch", {"curve_minibatch": 6}),
+        ("curve-images", {"curve_images": (30, 10, 5)}),
+        ("curve-pools", {"curve_pools": (2, 4)}),
+        ("num-fit", {"num_fit": 1701}),  # beside 40, of 1740
+        ("num-train", {"num_train": 1701}),
+        ("num-train", {"num_train": 1, "minibatch": 1}),
+        ("num-test", {"num_test": 1740}),
+        ("curve-test", {"curve_test": 1740}),
+        ("curve-images", {"curve_images": (5, 1641)}),  # beside 100
     ],
 )
 def test_what_makes_no_curve_is_refused(small, flag, change):
@@ -224,13 +278,14 @@ def test_what_makes_no_curve_is_refused(small, flag, change):
 
 def test_the_figures_show_the_stored_numbers(small):
     from meanfield._commands import catalogue
+    from meanfield.records import shown
 
     _, directory, _ = small(NAME)
     runs = {NAME: mf.RunDirectory.open(directory.path)}
     first = catalogue.load(catalogue.locate("figures", NAME), ("draw", "caption"))
     ratio = directory.load("fit")["risk"] / directory.load("fit")["risk"][0]
     np.testing.assert_array_equal(first.draw(runs).axes[0].lines[0].get_ydata(), ratio)
-    assert f"{ratio[-1]:.2g}" in first.caption(runs)
+    assert f"risk ratio {shown(ratio[-1])} at" in first.caption(runs)
     second = catalogue.load(catalogue.locate("figures", "digits_curves"), ("draw", "caption"))
     axes = second.draw(runs).axes
     means = directory.load("curves")["images_accuracy"].mean(axis=0)

@@ -7,7 +7,7 @@ import pytest
 
 import meanfield as mf
 from tests.workflow.command_line import process, refused
-from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns
+from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns, states_headlines
 
 NAME = "finite_transformer"
 SMALL: dict[str, dict[str, Any]] = {NAME: {"time_steps": (8, 16, 32, 64)}}
@@ -30,7 +30,7 @@ def test_all_claims_hold_and_are_drawn_without_jax(runs):
     done = process("-c", WITHOUT_JAX, "figures", NAME, "--check", cwd=runs.folder)
     assert done.returncode == 0, done.stderr
     caption = (runs.folder / "results" / "figures" / f"{NAME}.txt").read_text()
-    assert all(claim.sentence() in caption for claim in claims.values())
+    assert states_headlines(caption, directory)
 
 
 def test_slopes_are_those_of_the_stored_gaps(runs):
@@ -84,6 +84,42 @@ def test_claims_fail_where_the_numbers_are_others(runs, tmp_path):
     assert inconsistent(claims) == slopes
 
 
+def test_the_record_farthest_from_the_slope_is_told(runs):
+    _, directory, claims = runs(NAME)
+    expected = {"M": -0.5, "L": -1.0, "steps": 1.0, "noise": 0.5}
+    kinds = {"steps": "full batches: ", "noise": "minibatches: "}
+    for name, letter in SLOPES.items():
+        stored = directory.load(name)
+        gaps = np.sqrt(np.mean(stored["heads"] ** 2, axis=0))[:, 1:]
+        slopes = np.polyfit(np.log(stored["sizes"]), np.log(gaps), 1)[0]
+        off = np.abs(slopes - expected[name])
+        assert np.ptp(off) > 1e-4  # else nothing is told apart
+        quantity = f"heads at the record farthest from it, {kinds.get(name, '')}slope in {letter}"
+        assert claims[quantity].measured == pytest.approx(slopes[off.argmax()])
+
+
+@pytest.mark.parametrize("shift", [0.03, 0.1, 0.2])
+def test_bands_of_the_slopes_are_as_stated(runs, shift):
+    """Gaps on power laws, off by a shift: 0.06 for M and the noise, 0.15 for L and the steps."""
+    module, _, _ = runs(NAME)
+    parameters, found = module.Parameters(), {}
+    scatter = 1 + 1e-3 * np.random.default_rng(0).normal(size=(16, 4, 5))
+    for name, slope in {"M": -0.5, "L": -1.0, "steps": 1.0, "noise": 0.5}.items():
+        sizes = np.array([8.0, 16, 32, 64])
+        gaps = scatter * sizes[:, None] ** (slope + shift)
+        kinds = ("heads", "risk", "output", "control")
+        found[name] = {"sizes": sizes, **dict.fromkeys(kinds, gaps)}
+    claims = module.claims_of(parameters, found, np.array([1.0, 0.1]), np.zeros(3), 1.0)
+    bands = {"in M": 0.06, "minibatches: slope in dt": 0.06, "in L": 0.15, "full": 0.15}
+    judged = 0
+    for claim in claims:
+        for words, band in bands.items():
+            if words in claim.quantity and "control" not in claim.quantity:
+                judged += 1
+                assert (claim.verdict == "consistent") == (shift < band), claim
+    assert judged == 12
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -94,6 +130,11 @@ def test_claims_fail_where_the_numbers_are_others(runs, tmp_path):
         "--minibatch 3",
         "--num-contexts 1",
         "--num-time-draws 1",
+        "--sizes 64 8 16 32",
+        "--time-steps 16 64 32 128",
+        "--noise-steps 256 128 64 32",
+        "--depths 16 2 4 8",
+        "--num-reference 1",
     ],
 )
 def test_bad_parameters_are_one_line(here, line):

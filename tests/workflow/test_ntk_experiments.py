@@ -7,6 +7,7 @@ import pytest
 
 import meanfield as mf
 from meanfield._commands import catalogue
+from meanfield.records import shown
 from tests.workflow.command_line import process
 from tests.workflow.small_runs import WITHOUT_JAX, SmallRuns
 

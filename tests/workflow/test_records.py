@@ -305,7 +305,7 @@ def test_runs_are_found_oldest_first(tmp_path):
 
 
 def test_claim_reads_as_a_sentence():
-    assert CLAIM.sentence() == "slope -0.502 [-0.53, -0.47], expected -0.5: consistent"
+    assert CLAIM.sentence() == "slope -0.502 [-0.530, -0.470], expected -0.5: consistent"
     with pytest.raises(mf.MeanfieldError, match="verdict is 'fine'"):
         mf.Claim("slope", -0.5, -0.5, None, "fine")
 

@@ -1,5 +1,7 @@
 import base64
+import contextlib
 import json
+import os
 import re
 import shlex
 from html.parser import HTMLParser
@@ -11,20 +13,13 @@ import pytest
 
 import meanfield as mf
 from meanfield._commands import catalogue, flags, report
-from meanfield._commands.summary import (
-    Summary,
-    command_of,
-    is_named,
-    newest_finished,
-    row,
-    shown,
-)
-from meanfield.records import RunDirectory, find_runs
+from meanfield._commands.summary import Summary, command_of, is_named, newest_finished
+from meanfield.records import CONSISTENT, RunDirectory, find_runs, row, shown
 from tests.workflow.command_line import ROOT, call, process, refused
 from tests.workflow.small_runs import WITHOUT_JAX
 
 build: Any = catalogue.load(ROOT / "figures" / "build.py", ("build", "take_claims"))
-EMPTY = {"meta", "link", "img", "br", "hr", "use", "path", "circle"}
+EMPTY = {"meta", "link", "img", "br", "hr", "use", "path", "circle", "input"}
 
 
 class Reader(HTMLParser):
@@ -121,6 +116,89 @@ def test_report_shows_the_newest_run_with_claims_picture_and_command(checkout):
     assert page_of("results", "--out", "again.html")[1] == source
 
 
+def test_a_page_of_mixed_verdicts_shows_each_claim_in_its_place(here):
+    claims = [
+        mf.Claim("slope in M", -0.5, -0.51234, (-0.53, -0.49), "consistent"),
+        mf.Claim("slope in L", -1.0, -2.0, (-2.125, -1.875), "inconsistent"),
+        mf.Claim("slope in n", -0.5, -0.25, (-0.9, 0.4), "undecided"),
+    ]
+    a_run(here / "results" / "mixed", "mixed", claims, preset="smoke")
+    a_run(here / "results" / "open", "open", claims[2:])
+    a_run(here / "results" / "sound", "sound", [mf.Claim("control: x", 1.0, 1.0, None, CONSISTENT)])
+    page, source, _ = page_of()
+    wanted = [
+        ["slope in M", "-0.5", "-0.512", "[-0.530, -0.490]", "consistent"],
+        ["slope in L", "-1", "-2.00", "[-2.12, -1.88]", "inconsistent"],
+        ["slope in n", "-0.5", "-0.25", "[-0.90, 0.40]", "undecided"],
+        ["slope in n", "-0.5", "-0.25", "[-0.90, 0.40]", "undecided"],
+        ["control: x", "1", "1", "", "fails, as it should"],
+    ]
+    assert [words for words in page.rows if words[0].startswith(("slope in", "control"))] == wanted
+    overview = [words[:6] for words in page.rows if words[0] in ("mixed", "open", "sound")]
+    assert overview == [
+        ["mixed", "smoke", "inconsistent", "1", "1", "1"],
+        ["open", "paper", "undecided", "0", "0", "1"],
+        ["sound", "paper", "consistent", "1", "0", "0"],
+    ]
+    assert "3 experiments. Claims: 2 consistent, 1 inconsistent, 2 undecided." in page.text
+    verdicts = re.findall(r'<p class="keep">.*?href="#(\w+)"/></svg>(\w+)</p>', source)
+    assert verdicts == [("inconsistent",) * 2, ("undecided",) * 2, ("consistent",) * 2]
+    looks = re.findall(r'<tr class="(\w+)"><td [^>]*>slope in', source)
+    assert looks == ["consistent", "inconsistent", "undecided", "undecided"]
+
+
+DEEP: Any = {}
+for _ in range(900):
+    DEEP = {"a": DEEP}
+HUGE = 10**399
+CLAIM = {"quantity": "q", "expected": 1, "measured": 1, "interval": [0, 1], "verdict": "undecided"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": HUGE},
+        {"seconds": float("nan")},
+        {"claims": [CLAIM | {"measured": HUGE}]},
+        {"claims": [CLAIM | {"expected": HUGE}]},
+        {"claims": [CLAIM | {"interval": [0, HUGE]}]},
+        {"claims": [CLAIM | {"interval": "no"}]},
+        {"claims": [CLAIM | {"interval": [0, [1]]}]},
+        {"claims": [CLAIM | {"measured": None}]},
+        {"claims": [CLAIM | {"verdict": ["undecided"]}]},
+        {"configuration": DEEP},
+        {"seeds": {"seed": [DEEP]}},
+    ],
+    ids=range(11),
+)
+def test_a_damaged_manifest_costs_its_own_run_alone(here, changes):
+    a_run(here / "results" / "sound", "sound", of_verdicts("consistent"))
+    a_run(here / "results" / "bad", "bad", of_verdicts("consistent"))
+    altered("results/bad", **changes)
+    page, _, said = page_of()
+    assert said.startswith("results/report.html: 1 run, ")
+    assert "its manifest is damaged: results/bad" in said
+    assert ["claim 0", "1", "1", "", "consistent"] in page.rows
+    with pytest.raises(mf.MeanfieldError, match="is damaged"):
+        RunDirectory.open("results/bad")
+
+
+def test_a_sound_manifest_of_strange_words_is_shown(here):
+    a_run(here / "results" / "odd", "odd\ud800", of_verdicts("consistent"), preset="(")
+    altered("results/odd", configuration={"preset": "(", "parameters": {"seed": HUGE}})
+    page, _, _ = page_of()
+    assert r"odd\ud800" in page.text
+    Path("results/odd").rename("results/caf\udce9\u00e9")
+    done = process("-m", "meanfield", "report", cwd=here, PYTHONIOENCODING="ascii:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"odd\ud800: no picture" in done.stdout
+    Path("results/bad\udce9").mkdir()
+    Path("results/bad\udce9/manifest.json").write_text("{")
+    done = process("-m", "meanfield", "report", cwd=here, PYTHONIOENCODING="utf-8:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"damaged: results/bad\udce9" in done.stdout
+
+
 def test_what_could_not_be_shown_is_named(checkout):
     call("run", "light")
     call("run", "light")
@@ -183,6 +261,38 @@ def test_a_small_animation_is_in_the_page_and_nothing_else(checkout):
     assert base64.b64decode(image["src"].removeprefix("data:image/gif;base64,")) == gif
 
 
+def test_what_cannot_be_read_costs_itself_alone(checkout, monkeypatch):
+    call("run", "light")
+    Path("results/light/tokens.gif").write_bytes(b"GIF89a" + b"\0" * 20)
+    Path("results/closed").mkdir()
+    read, scan = Path.read_bytes, os.scandir
+
+    def refusing(what, name):
+        def act(path="."):
+            if str(path).endswith(name):
+                raise PermissionError(13, "Permission denied", str(path))
+            return what(path)
+
+        return act
+
+    monkeypatch.setattr(Path, "read_bytes", refusing(read, ".gif"))
+    monkeypatch.setattr(os, "scandir", refusing(scan, "closed"))
+    page, _, said = page_of()
+    assert len(page.images) == 1
+    assert "tokens.gif cannot be read." in page.text
+    assert "left out, it cannot be entered: results/closed" in said
+    assert "These cannot be entered. results/closed" in page.text
+
+
+def test_an_experiment_that_means_to_have_no_figure_is_not_blamed(checkout):
+    file = checkout / "experiments" / "light.py"
+    file.write_text(file.read_text().replace('FIGURE = "light_picture"', "FIGURE = None"))
+    call("run", "light")
+    page, _, said = page_of()
+    assert page.images == []
+    assert "picture" not in (page.text + said).replace("light_picture", "").lower()
+
+
 def test_a_run_of_an_unknown_experiment_is_shown_without_a_picture(here):
     a_run(here / "results" / "mine", "my_limit", [mf.Claim("slope", -0.5, -0.51, (-0.53, -0.49))])
     page, _, _ = page_of()
@@ -209,6 +319,17 @@ def test_report_refuses_in_one_line(checkout):
     assert "ends in .html" in refused("report", "--out", "results/light/manifest.json")
     assert "never written to" in refused("report", "--out", "results/light/r.html")
     assert "never written to" in refused("report", "results/light")
+    Path("link").symlink_to("results/light/cells")
+    for out in ("link/r.html", "link/more/r.html"):
+        assert "never written to" in refused("report", "--out", out)
+    with contextlib.chdir("results/light/cells"):
+        assert "never written to" in refused("report", "../..", "--out", "r.html")
+    Path("a").symlink_to("b")
+    Path("b").symlink_to("a")
+    refused("report", "--out", "a/r.html")
+    Path("thesis.html").write_text("<p>mine</p>")
+    assert "is no report" in refused("report", "--out", "thesis.html")
+    assert Path("thesis.html").read_text() == "<p>mine</p>"
     Path("taken").write_text("")
     assert "cannot be written" in refused("report", "--out", "taken/report.html")
     assert not list(Path("results").glob("*.html"))
@@ -280,11 +401,42 @@ def test_numbers_of_a_table(value, words):
         (0.3, (float("nan"), float("inf")), ("0.3000", "[nan, inf]")),
         ("nan", (0.5, float("inf")), ("nan", "[0.5000, inf]")),
         (123.4, (100.0, 150.0), ("123", "[100, 150]")),
+        (0.0, (0.0, 1e-12), ("0", "[0, 1.00e-12]")),
+        (0.0, (0.0, 1e-300), ("0", "[0, 1.00e-300]")),
+        (0.0, (0.0, 0.0), ("0", "[0, 0]")),
     ],
 )
 def test_a_number_and_its_interval_are_rounded_alike(measured, interval, words):
     claim = mf.Claim("slope", -0.5, measured, interval, "consistent")
     assert row(claim) == ("slope", "-0.5", *words, "consistent")
+
+
+@pytest.mark.parametrize(
+    ("expected", "measured", "words"),
+    [
+        ("below 1e-12", 5.787e-16, "< 1e-15"),
+        ("below 1e-12", 3.7e-16, "< 1e-15"),
+        ("at most 1e-12", 1e-15, "< 1e-14"),
+        ("below 1e-20 (rounding)", 6.2e-34, "< 1e-33"),
+        ("below 1e-12", 2e-12, "2e-12"),
+        ("below 5e-13", 1.2345e-13, "1.234e-13"),  # a power of ten would not say that it holds
+        ("at least 0", 5.787e-16, "5.787e-16"),
+        ("below 1", 0.0, "0"),
+        (0.0, 5.787e-16, "5.787e-16"),
+    ],
+)
+def test_numbers_at_rounding_level_are_rounded_up(expected, measured, words):
+    assert row(mf.Claim("gap", expected, measured, None, "consistent")).measured == words
+
+
+def test_a_control_that_does_its_work_fails_as_it_should():
+    for verdict, words in (
+        ("consistent", "fails, as it should"),
+        ("inconsistent", "inconsistent"),
+        ("undecided", "undecided"),
+    ):
+        assert row(mf.Claim("control (copies)", "below 1", 0.5, None, verdict)).verdict == words
+        assert row(mf.Claim("gap", "below 1", 0.5, None, verdict)).verdict == verdict
 
 
 def test_the_command_of_a_run_repeats_it(checkout):
@@ -394,6 +546,7 @@ def test_building_takes_paper_runs_and_keeps_what_it_has_no_run_of(checkout, mon
     run = a_run(root / "second" / "a", "light", of_verdicts("consistent", "consistent"))
     with np.load(_means(root)) as means:
         (run.path / "means.npz").write_bytes(Path(means.fid.name).read_bytes())
+    (run.path / "tokens.gif").write_bytes(b"GIF89a moving")
     a_run(root / "second" / "b", "light", of_verdicts("inconsistent"), preset="smoke")
     assert build.build(["--results", str(root / "second")], root) == 0
     assert list(build.read_claims(root)) == ["heavy", "light"]
@@ -401,15 +554,76 @@ def test_building_takes_paper_runs_and_keeps_what_it_has_no_run_of(checkout, mon
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
     assert readme.count("`heavy`") == readme.count("`light`") == 1
-    assert "old" not in readme
+    assert "\nold\n" not in readme
     assert "inconsistent" not in readme
     assert (root / "figures" / "gallery" / "light_picture.png").exists()
+    gallery = root / "figures" / "gallery"
+    assert (gallery / "light.gif").read_bytes() == b"GIF89a moving"
+    caption = (gallery / "light_picture.txt").read_text().strip()
+    assert (
+        f"](light_picture.png)\n\n{build._prose(caption)}\n" in (gallery / "README.md").read_text()
+    )
     written = build.claims_file(root).read_bytes()
     assert build.build(["--results", str(root / "second"), "light_picture"], root) == 0
     assert build.claims_file(root).read_bytes() == written
     assert build.build(["--tables"], root) == 0
     assert (root / "README.md").read_text() == readme
     assert build.build(["--results", str(root / "nowhere")], root) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[]",
+        "{",
+        "null",
+        '{"light": 3}',
+        '{"light": {"preset": null}}',
+        '{"light": {"preset": null, "seconds": 1, "command": 5, "claims": []}}',
+        '{"light": {"preset": null, "seconds": 1e999, "command": "", "claims": [{}]}}',
+        json.dumps({"light": {"preset": None, "seconds": HUGE, "command": "", "claims": []}}),
+        json.dumps(
+            {"light": dict(preset="", seconds=1, command="", claims=[CLAIM | {"interval": [1]}])}
+        ),
+        "{}",
+    ],
+)
+def test_damaged_claims_are_refused_before_anything_is_written(checkout, damage):
+    root = checkout
+    a_run(root / "r" / "light", "light", of_verdicts("consistent"))
+    (root / "README.md").write_text(f"{build.BEGIN}\nold\n{build.END}\n")
+    build.claims_file(root).parent.mkdir(parents=True)
+    build.claims_file(root).write_text(damage)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    for arguments in (["--tables"], ["--results", str(root / "r")])[: 1 if damage == "{}" else 2]:
+        with pytest.raises(mf.MeanfieldError) as caught:
+            build.build(arguments, root)
+        assert "claims.json" in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_intervals_that_do_not_hold_the_expected_number_are_counted():
+    claims = [
+        mf.Claim("inside", 1.0, 1.0, (0.9, 1.1), CONSISTENT),
+        mf.Claim("at its end", 1.0, 1.1, (1.0, 1.1), CONSISTENT),
+        mf.Claim("outside", 1.0, 1.1, (1.05, 1.15), CONSISTENT),
+        mf.Claim("in words", "below 1", 0.5, (0.4, 0.6), CONSISTENT),
+        mf.Claim("no interval", 1.0, 0.5, None, CONSISTENT),
+    ]
+    summaries = [Summary("x", "paper", 1.0, "x", tuple(claims))]
+    words = "1 of the 3 intervals around a number do not hold it"
+    assert build.apart(summaries) == words
+    assert words in build.headline_table(summaries)
+
+
+def test_the_gallery_has_a_page_of_all_its_pictures():
+    page = (ROOT / "figures" / "gallery" / "README.md").read_text(encoding="utf-8")
+    assert page == build.gallery_page(ROOT)
+    shown_there = set(re.findall(r"\]\((\w+\.(?:png|gif))\)", page))
+    gallery = ROOT / "figures" / "gallery"
+    assert shown_there == {
+        path.name for path in gallery.iterdir() if path.suffix in (".png", ".gif")
+    }
 
 
 def _means(root: Path) -> Path:
