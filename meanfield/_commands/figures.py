@@ -108,7 +108,7 @@ def headlines(module: ModuleType, runs: dict[str, RunDirectory]) -> str:
         for claim in Summary.of(run).headlines()
         if claim.verdict != CONSISTENT or any(is_named(claim, name) for name in shown)
     ]
-    return f"{'; '.join(found)}." if found else ""
+    return f"Measured: {'; '.join(found)}." if found else ""
 
 
 def _lacking(runs: list[RunDirectory], preset: str | None) -> str:

@@ -122,11 +122,11 @@ def test_a_caption_ends_with_the_headlines_in_the_numbers_of_the_tables(checkout
     words = "-1.000 [-1.001, -0.999], expected -1"
     last = f"control {words}: inconsistent.\n"
     slopes = [f"slope in {size} {words}: consistent; " for size in "LM"]
-    assert caption() == f"Ten means. {slopes[0]}{slopes[1]}{last}"
+    assert caption() == f"Ten means. Measured: {slopes[0]}{slopes[1]}{last}"
     figure.write_text(source.replace("EXPERIMENTS", 'CLAIMS = ("*M",)\nEXPERIMENTS'))
-    assert caption() == f"Ten means. {slopes[1]}{last}"
+    assert caption() == f"Ten means. Measured: {slopes[1]}{last}"
     figure.write_text(source.replace("EXPERIMENTS", "CLAIMS = ()\nEXPERIMENTS"))
-    assert caption() == f"Ten means. {last}"
+    assert caption() == f"Ten means. Measured: {last}"
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,7 @@ def test_a_page_of_mixed_verdicts_shows_each_claim_in_its_place(here):
     assert looks == ["consistent", "inconsistent", "undecided", "undecided"]
 
 
-DEEP: Any = {}
-for _ in range(900):
-    DEEP = {"a": DEEP}
+DEEP, DEEPER = ({"a": json.loads('{"a":' * n + "1" + "}" * n)} for n in (120, 900))
 HUGE = 10**399
 CLAIM = {"quantity": "q", "expected": 1, "measured": 1, "interval": [0, 1], "verdict": "undecided"}
 
@@ -166,10 +164,11 @@ CLAIM = {"quantity": "q", "expected": 1, "measured": 1, "interval": [0, 1], "ver
         {"claims": [CLAIM | {"interval": [0, [1]]}]},
         {"claims": [CLAIM | {"measured": None}]},
         {"claims": [CLAIM | {"verdict": ["undecided"]}]},
-        {"configuration": DEEP},
-        {"seeds": {"seed": [DEEP]}},
+        {"configuration": DEEP},  # Python could follow, but only from a shallow stack
+        {"configuration": DEEPER},
+        {"seeds": {"seed": [DEEPER]}},
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_damaged_manifest_costs_its_own_run_alone(here, changes):
     a_run(here / "results" / "sound", "sound", of_verdicts("consistent"))
