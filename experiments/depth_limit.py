@@ -17,8 +17,8 @@ field), but it is reached at L^(-1/2), as a law of large numbers over depth: the
 order 1 must reject it.
 
 Commands
-    meanfield run depth_limit --preset smoke --check     a minute on a CPU
-    meanfield run depth_limit --preset paper             five minutes
+    meanfield run depth_limit --preset smoke --check     40 seconds on a CPU
+    meanfield run depth_limit --preset paper             a minute
     meanfield figures depth_limit
 
 Cost: O(L M n^2 d) per solve, O(L n d) memory. Figure: figures/depth_limit.py.
@@ -34,7 +34,7 @@ import numpy as np
 import meanfield as mf
 
 CLAIM = "layers tend to the continuity equation: Euler 1/L, Heun 1/L^2, RK4 1/L^4"
-COST = "smoke 1 min, paper 5 min on a CPU core"
+COST = "smoke 40 s, paper 1 min on a CPU core"
 FIGURE = "depth_limit"
 HEADLINES = (
     "Euler against the closed form: slope in L",

@@ -40,7 +40,7 @@ import numpy as np
 import meanfield as mf
 
 CLAIM = "d and M together: at fixed d/M Gram matrix and kernel stay deterministic, tokens do not"
-COST = "smoke 15 s, paper 2 min on a CPU core"
+COST = "smoke 15 s, paper 4 min on a CPU core"
 FIGURE = "embedding_and_heads"
 HEADLINES = (
     "d/M fixed, tokens against the mean field: slope in d",
