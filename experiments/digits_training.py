@@ -40,7 +40,7 @@ Reference: arXiv 2605.17660 for the flow; the task, the lift and the anchors are
 Commands
     meanfield run digits_training                          four minutes on a CPU: the demo
     meanfield run digits_training --preset smoke --check   40 seconds
-    meanfield run digits_training --preset paper --check   16 minutes
+    meanfield run digits_training --preset paper --check   20 minutes
     meanfield figures digits_training digits_curves (figures/)
 """
 
@@ -67,7 +67,7 @@ from meanfield.ntk import terminal_factor
 CLAIM = (
     "the flow fits 20 digits (preset paper: to 1e-3 of the start), classifies others; features move"
 )
-COST = "smoke 40 s, paper 16 min on a CPU core, 4 min as it stands; memory below 1 GB"
+COST = "smoke 40 s, paper 20 min on a CPU core, 4 min as it stands; memory below 1 GB"
 FIGURE = "digits_training"
 HEADLINES = (
     "fit: steps tried until risk / initial risk is *",
@@ -78,6 +78,7 @@ HEADLINES = (
 
 QUERY = 0  # the query token stands first
 NUM_CLASSES, SIDES = 10, {"mnist": 28, "sklearn": 8}
+RAREST = {"mnist": 500, "sklearn": 174}  # images of the digit that has fewest
 FIELD, LOSS = mf.SoftmaxAttention("av"), mf.SquaredLoss()
 
 
@@ -159,7 +160,7 @@ class Parameters:
     def __post_init__(self) -> None:
         mf.check_parameters(
             self,
-            at_least={"dim": 2, "curve_seeds": 2},
+            at_least={"dim": 2, "num_train": 2, "curve_seeds": 2},
             at_most={
                 "minibatch": self.num_train,
                 "curve_minibatch": min(self.curve_images, default=1),
@@ -167,22 +168,34 @@ class Parameters:
             },
             num_sizes=2,
         )
-        side = SIDES[self.source]
-        finest = (side // min(self.pool, *self.curve_pools)) ** 2
+        side, images, pools = SIDES[self.source], self.curve_images, self.curve_pools
+        finest = (side // min(self.pool, *pools)) ** 2
         divides, doubles = f"a divisor of the side {side}", "sizes, each twice the one before it"
+        num, most = NUM_CLASSES, RAREST[self.source]
+        left, curve_left = (num * (most - -(-n // num)) for n in (self.num_test, self.curve_test))
+        together = f"at most {num * most} images of {self.source}, the test's included"
         for name, is_right, wanted in (
             ("pool", side % self.pool == 0, divides),
-            ("curve_pools", not any(side % pool for pool in self.curve_pools), divides),
+            ("curve_pools", not any(side % pool for pool in pools), divides),
             # ink covers less than a third of most images: with fewer pixels much of it is lost
             ("most_tokens", 3 * self.most_tokens >= finest, "a third of the finest image's pixels"),
+            ("curve_images", list(images) == sorted(images), "from few to many"),
+            ("curve_pools", list(pools) == sorted(pools, reverse=True), "from coarse to fine"),
             ("curve_heads", is_doubling(self.curve_heads, 4), f"at least 4 {doubles}"),
             ("curve_layers", is_doubling(self.curve_layers, 3), f"at least 3 {doubles}"),
-            ("base_pool", self.base_pool in self.curve_pools, "one of --curve-pools"),
+            ("base_pool", self.base_pool in pools, "one of --curve-pools"),
             ("base_heads", self.base_heads in self.curve_heads, "one of --curve-heads"),
             ("base_layers", self.base_layers in self.curve_layers, "one of --curve-layers"),
+            ("num_test", left > 0, together),
+            ("curve_test", curve_left > 0, together),
+            ("num_fit", self.num_fit <= left, together),
+            ("num_train", self.num_train <= left, together),
+            ("curve_images", max(images) <= curve_left, together),
         ):
             if not is_right:
-                flag = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                given = getattr(self, name)
+                words = " ".join(map(str, given)) if isinstance(given, tuple) else given
+                flag = f"--{name.replace('_', '-')} {words}"
                 raise mf.MeanfieldError(flag, wanted, "correct it")
 
 
@@ -270,13 +283,8 @@ def fit(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np.ndar
         factor = np.asarray(terminal_factor(FIELD, state.rho, batch.contexts, tokens=(QUERY,)))
         return factor.T @ factor
 
-    state = mf.init_training(
-        FIELD,
-        heads(parameters),
-        LOSS,
-        batch,
-        stepper=mf.AdaptiveStep(tolerance=parameters.fit_tolerance),
-    )
+    stepper = mf.AdaptiveStep(tolerance=parameters.fit_tolerance)
+    state = mf.init_training(FIELD, heads(parameters), LOSS, batch, stepper=stepper)
     history = mf.run_training(
         state,
         parameters.fit_steps,
@@ -353,15 +361,9 @@ def classify(parameters: Parameters, directory: mf.RunDirectory) -> dict[str, np
     num_tokens = tokens_of(*split[::2])
     train = single(task(split.train_images, split.train_labels, parameters, num_tokens))
     test = single(task(split.test_images, split.test_labels, parameters, num_tokens))
-    state = mf.init_training(
-        FIELD,
-        single(heads(parameters)),
-        LOSS,
-        train,
-        stepper=mf.EulerStep(parameters.dt),
-        minibatch=parameters.minibatch,
-        key=jax.random.key(parameters.seed + 1),
-    )
+    rho, key = single(heads(parameters)), jax.random.key(parameters.seed + 1)
+    stepper, size = mf.EulerStep(parameters.dt), parameters.minibatch
+    state = mf.init_training(FIELD, rho, LOSS, train, stepper=stepper, minibatch=size, key=key)
     history = mf.run_training(
         state,
         parameters.num_steps,
@@ -464,14 +466,11 @@ def teach(parameters: Parameters, lesson: Lesson) -> dict[str, np.ndarray]:
             across_depth="constant",
         )
         first = jax.tree.map(lambda leaf: np.asarray(leaf)[:, : lesson.heads], rho.particles)
-        seeds.append(
-            (
-                mf.ParameterMeasure(first, rho.grid),
-                task(split.train_images, labels, parameters, num_tokens),
-                noise.argsort(axis=1)[:, : parameters.curve_minibatch],
-                task(split.test_images, split.test_labels, parameters, num_tokens).contexts,
-            )
-        )
+        rho = mf.ParameterMeasure(first, rho.grid)
+        batch = task(split.train_images, labels, parameters, num_tokens)
+        order = noise.argsort(axis=1)[:, : parameters.curve_minibatch]
+        tests = task(split.test_images, split.test_labels, parameters, num_tokens).contexts
+        seeds.append((rho, batch, order, tests))
     rho, batches, order, tests = single(jax.tree.map(lambda *leaves: np.stack(leaves), *seeds))
     return {
         "read_out": np.asarray(learn(rho, batches, order, np.float32(parameters.dt), tests)),

@@ -126,6 +126,7 @@ class Parameters:
         mf.check_parameters(
             self,
             at_least={
+                "num_reference": 8,  # heads drawn from one are that one: gaps of rounding only
                 "num_replicates": 2,
                 "num_time_draws": 2,
                 "num_depth_draws": 2,
@@ -134,6 +135,11 @@ class Parameters:
             at_most={"depths": 128, "minibatch": self.num_contexts - 1},
         )
         records, most = self.num_records, max(self.sizes)
+        for name in ("sizes", "time_steps", "noise_steps", "depths"):
+            given = getattr(self, name)
+            if list(given) != sorted(given):  # the last is the largest, in claims and figure
+                flag = f"--{name.replace('_', '-')} {' '.join(map(str, given))}"
+                raise mf.MeanfieldError(flag, "sizes from small to large", "sort them")
         for flag, wrong, wanted, mend in (
             (
                 "--sizes",
