@@ -246,7 +246,7 @@ def test_claims_about_curves_are_undecided_where_seeds_disagree(small):
 def test_the_rarest_digit_is_counted(small):
     module, _, _ = small(NAME)
     counts = np.bincount(load_digits("sklearn").train_labels)
-    assert module.RAREST == {"mnist": 500, "sklearn": counts.min()}  # tests/unit/test_data.py
+    assert {"mnist": 500, "sklearn": counts.min()} == module.RAREST  # tests/unit/test_data.py
 
 
 @pytest.mark.parametrize(
