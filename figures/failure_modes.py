@@ -34,14 +34,17 @@ def draw(runs):
 
 def _ratios(ax, clouds, name, limits, *, level) -> None:
     """Geometric mean over draws of ratio - level, for each eps, in one layer and in several."""
+    last = 1  # gradient at which some curve is still to be seen
     for eps, color in zip(clouds["residuals"], plotting.PALETTE, strict=False):
         for key, words, style in LAYERS:
             ratio = clouds[f"{name}_{key}"][:, np.flatnonzero(clouds["residuals"] == eps)[0]]
             middle = np.exp(np.log(np.maximum(ratio - level, 1e-16)).mean(axis=0))
             label = rf"$\varepsilon={eps:g}$, {words}"
             ax.plot(middle, style, color=color, label=label)
+            last = max([last, *np.flatnonzero(middle > limits[0])[-1:]])
     ax.set_yscale("log")
     ax.set_ylim(*limits)
+    ax.set_xlim(-0.03 * last, 1.05 * last)
     ax.set_xlabel("gradients")
     plotting.legend_below(ax, num_columns=2)
 
