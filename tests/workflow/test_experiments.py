@@ -16,7 +16,7 @@ from tests.workflow.small_runs import WITHOUT_JAX, states_headlines
 EXPERIMENTS = catalogue.names("experiments")
 LIMITS = {
     # claims that must lie in a band around a slope, series of the control, replicates of the preset
-    "width_limit": ({"tokens": -0.5, "momenta": -0.5, "heads": -0.5}, "control", 32),
+    "width_limit": ({"tokens": -0.5, "momenta": -0.5, "heads": -0.5}, "control", 64),
     "depth_limit": (
         {"euler": -1.0, "heun": -2.0, "rk4": -4.0, "smooth": -1.0, "adjoint_gap": -1.0},
         "independent",
@@ -26,7 +26,7 @@ LIMITS = {
 }
 TOY = {  # flags over the smoke preset, which continuous integration runs as it stands
     "width_limit": "--sizes 8 16 32 64 128 --num-reference 512 --num-steps 2 --num-tokens 4 --dim 2"
-    " --num-cells 2 --quasi-layers 2",
+    " --num-cells 2 --quasi-layers 2 --num-replicates 64",
     "depth_limit": "--sizes 4 8 16 32 64 --num-reference 256 --num-nodes 10 --num-tokens 4 --dim 2"
     " --num-heads 2",
     "token_limit": "--sizes 8 16 32 64 128 --num-probes 4 --num-heads 1",
@@ -261,10 +261,10 @@ def test_presets_fit_their_experiments(name, preset):
 
 
 def test_figures_of_the_limits_need_no_solver(here):
+    claims = []
     for name, (series, control, replicates) in LIMITS.items():
-        parameters = catalogue.load(
-            catalogue.locate("experiments", name), ("Parameters",)
-        ).Parameters
+        module = catalogue.load(catalogue.locate("experiments", name), ("Parameters", "HEADLINES"))
+        parameters, headline = module.Parameters, module.HEADLINES[0]
         run = RunDirectory.create(
             Path("results") / name, name=name, configuration={"parameters": parameters()}
         )
@@ -279,13 +279,15 @@ def test_figures_of_the_limits_need_no_solver(here):
         }
         extra = {key: noise / sizes for key in quasi.get(name, ())}
         run.save("errors", sizes=sizes, **arrays, **extra, **{control: noise})
-        run.finish([Claim("slope", -0.5, -0.51, (-0.52, -0.5), "consistent")])
+        claims.append(Claim(headline, -0.5, -0.51, (-0.52, -0.5), "consistent"))
+        run.finish([claims[-1], Claim("no headline", -0.5, -0.51, None, "consistent")])
     done = process("-c", WITHOUT_JAX, "figures", *LIMITS, cwd=here)
     assert done.returncode == 0, done.stderr
-    for name in LIMITS:
+    for name, claim in zip(LIMITS, claims, strict=True):
         assert Path(f"results/figures/{name}.png").stat().st_size > 10_000
         caption = Path(f"results/figures/{name}.txt").read_text()
-        assert "slope -0.51 [-0.52, -0.5], expected -0.5: consistent" in caption
+        assert claim.sentence() in caption
+        assert "no headline" not in caption
 
 
 def test_the_gallery_is_built_by_one_command(here):
