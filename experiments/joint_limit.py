@@ -269,25 +269,16 @@ def run(parameters: Parameters, directory: mf.RunDirectory, progress) -> list[mf
             ("M", parameters.expected_power, slopes[1], ranges[3]),
         ):
             claims.append(
-                mf.Claim(
+                mf.Claim.within(
                     f"{WORDS[family]}: slope of the fluctuations in {letter}",
                     -expected + 0.0,
                     float(-value),
                     (-bounds[1], -bounds[0]),
-                    banded(-expected, -value, (-bounds[1], -bounds[0]), parameters.tolerance),
+                    parameters.tolerance,
                 )
             )
     directory.save("grid", **stored)
     return claims
-
-
-def banded(expected: float, value: float, bounds: tuple[float, float], tolerance: float) -> str:
-    """As `Rate.verdict`: value in the band is consistent, an interval off the band is not."""
-    low, high = bounds
-    if low > expected + tolerance or high < expected - tolerance:
-        return "inconsistent"
-    sharp = max(high - value, value - low) <= 1.5 * tolerance
-    return "consistent" if abs(value - expected) <= tolerance and sharp else "undecided"
 
 
 if __name__ == "__main__":

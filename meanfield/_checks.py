@@ -7,12 +7,12 @@ line prints that line and exits with code 2.
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-# Verdicts: an interval that reaches further than so many tolerances to one side says too little.
-WIDEST = 1.5
+Verdict = Literal["consistent", "inconsistent", "undecided"]
+_WIDEST = 1.5  # tolerances to one side: an interval that reaches further says too little
 
 
 class MeanfieldError(ValueError):
@@ -123,3 +123,18 @@ def check_parameters(
                 words if factor is None else f"{words}, a multiple of {factor}",
                 "correct it",
             )
+
+
+def band_verdict(
+    value: float, interval: tuple[float, float], expected: float | int, tolerance: float | int
+) -> Verdict:
+    """How a number and its interval stand to ``expected +- tolerance``.
+
+    "consistent": the number lies in the band and its interval reaches at most 1.5 tolerances to
+    either side of it; "inconsistent": the interval misses the band; "undecided": neither.
+    """
+    low, high = interval
+    if low > expected + tolerance or high < expected - tolerance:
+        return "inconsistent"
+    is_sharp = max(high - value, value - low) <= _WIDEST * tolerance
+    return "consistent" if abs(value - expected) <= tolerance and is_sharp else "undecided"

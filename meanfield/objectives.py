@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meanfield._checks import is_concrete, require, require_finite
+from meanfield._checks import is_concrete, require, require_finite, require_positive_integer
 from meanfield._typing import Array, Float, Points, PyTree, Scalar
 from meanfield.measures import TokenMeasure, as_float, stack_contexts
 
@@ -171,6 +171,17 @@ class Batch(eqx.Module):
         loss_weights = np.zeros((len(measures), contexts.num_tokens))
         loss_weights[:, :num] = 1.0
         return cls(contexts, np.pad(targets, padding), loss_weights)
+
+    def require_minibatch(self, minibatch: int, key: Any) -> None:
+        """Raise `MeanfieldError` unless a minibatch of that size can be drawn, with this key."""
+        require_positive_integer("minibatch", minibatch)
+        require(
+            minibatch <= self.num_contexts,
+            f"minibatch={minibatch} of {self.num_contexts} contexts",
+            f"at most {self.num_contexts}",
+            "pass minibatch=None for all",
+        )
+        require(key is not None, "no key", "a key for minibatches", "pass key=jax.random.key(0)")
 
     def take(self, index: Any) -> "Batch":
         """The contexts of an integer index array ``[B]``: a minibatch. Cost: O(|index| n d)."""

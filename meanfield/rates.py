@@ -11,9 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from meanfield._checks import WIDEST, MeanfieldError, require, require_positive_integer
-
-Verdict = Literal["consistent", "inconsistent", "undecided"]
+from meanfield._checks import (
+    MeanfieldError,
+    Verdict,
+    band_verdict,
+    require,
+    require_positive_integer,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +65,9 @@ class Rate:
             "a finite slope and a positive tolerance",
             "pass for instance expected=-0.5, tolerance=0.06",
         )
-        lower, upper = self.interval
         if self.r_squared < min_r_squared:
             return "inconsistent"
-        inside = abs(self.slope - expected) <= tolerance
-        overlaps = lower <= expected + tolerance and upper >= expected - tolerance
-        if not overlaps:
-            return "inconsistent"
-        is_sharp = max(upper - self.slope, self.slope - lower) <= WIDEST * tolerance
-        return "consistent" if inside and is_sharp else "undecided"
+        return band_verdict(self.slope, self.interval, expected, tolerance)
 
     def consistent_with(
         self, expected: float | int, tolerance: float | int, *, min_r_squared: float | int = 0.0

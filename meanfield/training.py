@@ -203,14 +203,7 @@ def init_training(
     )
     first = batch
     if minibatch is not None:
-        require_positive_integer("minibatch", minibatch)
-        require(
-            minibatch <= batch.num_contexts,
-            f"minibatch={minibatch} of {batch.num_contexts} contexts",
-            f"at most {batch.num_contexts}",
-            "pass minibatch=None for all",
-        )
-        require(key is not None, "no key", "a key for minibatches", "pass key=jax.random.key(0)")
+        batch.require_minibatch(minibatch, key)
         require(
             isinstance(stepper, EulerStep),
             f"{type(stepper).__name__} with minibatches",

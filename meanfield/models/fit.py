@@ -154,14 +154,7 @@ def fit(
         "pass num_records=1, or a multiple as num_steps",
     )
     if minibatch is not None:
-        require_positive_integer("minibatch", minibatch)
-        require(
-            minibatch <= batch.num_contexts,
-            f"minibatch={minibatch} of {batch.num_contexts} contexts",
-            f"at most {batch.num_contexts}",
-            "pass minibatch=None for all",
-        )
-        require(key is not None, "no key", "a key for minibatches", "pass key=jax.random.key(0)")
+        batch.require_minibatch(minibatch, key)
     _require_key(key)
     _require_callables(optimiser, loss)
     rate = _as_rate(learning_rate, model.query.dtype)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from meanfield._checks import WIDEST, require
+from meanfield._checks import band_verdict, require
 from meanfield.records._words import shown, shown_result
 
 CONSISTENT, INCONSISTENT, UNDECIDED = "consistent", "inconsistent", "undecided"
@@ -72,17 +72,27 @@ class Claim:
     ) -> "Claim":
         """The mean of independent draws in a band, with Student's 95% interval.
 
-        Consistent if the mean lies within ``tolerance`` of ``expected`` and the interval reaches
-        at most `WIDEST` tolerances to either side of it; inconsistent if the whole interval lies
-        outside the band; else undecided, as fewer than two draws are.
+        Judged as by `within`; fewer than two draws are undecided.
         """
         measured, low, high = _student(draws)
-        is_sharp = high - measured <= WIDEST * tolerance
-        inside = abs(measured - expected) <= tolerance
-        verdict = CONSISTENT if inside and is_sharp else UNDECIDED
-        if low > expected + tolerance or high < expected - tolerance:
-            verdict = INCONSISTENT
-        return cls(quantity, float(expected), measured, (low, high), verdict)
+        return cls.within(quantity, expected, measured, (low, high), tolerance)
+
+    @classmethod
+    def within(
+        cls,
+        quantity: str,
+        expected: float | int,
+        measured: float,
+        interval: tuple[float, float],
+        tolerance: float | int,
+    ) -> "Claim":
+        """A number with its interval in a band.
+
+        Consistent if it lies within ``tolerance`` of ``expected`` and its interval reaches at most
+        1.5 tolerances to either side; inconsistent if the interval misses the band; else undecided.
+        """
+        verdict = band_verdict(measured, interval, expected, tolerance)
+        return cls(quantity, float(expected), measured, interval, verdict)
 
     @classmethod
     def above(cls, quantity: str, limit: float | int, draws: Any) -> "Claim":
