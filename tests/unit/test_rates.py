@@ -218,3 +218,21 @@ def test_interval_of_one_curve_is_student_s_with_two_numbers_fitted(num_sizes, l
     rate = mf.fit_rate(sizes, errors, level=level)
     assert rate.interval == pytest.approx((fit.slope - half, fit.slope + half), rel=1e-10)
     assert rate.interval[0] < rate.slope < rate.interval[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "verdict"),
+    [
+        (1.0, (0.9, 1.1), "consistent"),
+        (1.0, (0.86, 1.14), "consistent"),  # 1.4 bands to a side
+        (1.0, (0.84, 1.05), "undecided"),  # 1.6 bands below
+        (1.0, (0.95, 1.16), "undecided"),  # 1.6 bands above
+        (1.11, (1.05, 1.17), "undecided"),  # off the band, the interval is not
+        (1.2, (1.11, 1.29), "inconsistent"),
+        (0.8, (0.71, 0.89), "inconsistent"),
+    ],
+)
+def test_a_number_is_judged_by_its_band_and_both_sides_of_its_interval(value, interval, verdict):
+    assert band_verdict(value, interval, 1, 0.1) == verdict
+    mirrored = (2 - interval[1], 2 - interval[0])
+    assert band_verdict(2 - value, mirrored, 1, 0.1) == verdict
