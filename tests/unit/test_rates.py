@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import meanfield as mf
+from meanfield._checks import band_verdict
 
 SIZES = np.array([8.0, 16.0, 32.0, 64.0, 128.0])
 
